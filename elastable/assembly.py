@@ -28,16 +28,13 @@ from elastable.embedding_store.optimizers.registry import decays_untouched_rows,
 from elastable.embedding_store.support.store_url import refuse_remote_shards
 from elastable.embedding_store.tables.row_blocks import fresh_rows
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.master.api import JobSpec, TaskKind
 from elastable.master.model.dense import DenseModel, dense_part
 from elastable.master.model.discovery import discover_tables
 from elastable.master.model.keras_optimizer import inner_optimizer
 from elastable.master.model.wrapping_optimizers import keeps_averages
-from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.store_backed import StoreBacked
-from elastable.worker.runtime.compute import MicroBatchComputer
 from elastable.worker.step.step_plan import plan_step
 from elastable.worker.user_model.keras_slots import keras_slots
 from elastable.worker.user_model.offload import keep_on_worker
@@ -55,6 +52,7 @@ class Assembly:
     Attributes:
         steps: What the model's own `train_step` does; None: it has Keras' own.
         optimizers: As of `discover_tables`.
+        planned: Those of the updates of `steps`.
         tables: Table name -> its spec, of those that go into a store.
         on_worker: Names of those that are Keras variables of the model instead, sorted.
 
@@ -72,6 +70,7 @@ class Assembly:
         self.model, self._spec, self._seed, self.as_keras = model, spec, seed, as_keras
         self.steps = None if spec is None else plan_step(model, spec)
         self.optimizers = {} if self.steps is None else self.steps.optimizers()
+        self.planned = [] if self.steps is None else [apply.optimizer for apply in self.steps.applies]
         self.tables: dict[str, TableSpec] = {}
         self.on_worker: tuple[str, ...] = ()
 
@@ -155,20 +154,6 @@ class Assembly:
             found.append((layer, layer.optimizer or self.optimizers.get(layer.table_name, self.model.optimizer)))
         return found
 
-    def computer(
-        self,
-        job: JobSpec,
-        readers: Mapping[TaskKind, Reader],
-        sample: TensorBatch,
-        store: EmbeddingStore,
-        deadline_s: float = 30.0,
-        keras_draws: bool = False,
-    ) -> MicroBatchComputer:
-        """Computes micro-batches with the very model, for a worker in its master's thread; as `MicroBatchComputer`."""
-        return MicroBatchComputer(
-            self.model, job, readers, sample, store, self.tables, deadline_s, keras_draws, shares_model=True
-        )
-
     def dense(self) -> DenseModel:
         """The master's part of the model: variables, optimizer, states."""
         return dense_part(self.model, self.steps)
@@ -199,11 +184,13 @@ def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: M
     Raises:
         Unsupported: the store keeps a record of its last version, which holds the variables as they were trained.
     """
+    if not store.keeps_records:
+        return
     having = ["the model's optimizer"] if inner_optimizer(optimizer).use_ema else []
     for name, spec in tables.items():
         if keeps_averages(spec.optimizer):
             having.append(f"table {name!r}")
-    if having and store.keeps_records:
+    if having:
         raise Unsupported(
             f"use_ema=True ({', '.join(having)}): at the end of training weights become their averages, and the store "
             "keeps a record of its last version, which a resumed job would go on from, with other weights; keep the "

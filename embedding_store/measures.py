@@ -94,6 +94,7 @@ class Durations:
             return {label: Histogram(tuple(counts), self._seconds[label]) for label, counts in self._counts.items()}
 
 
+@dataclass(eq=False)
 class LookupCounts:
     """Lookups and the rows that they asked for, by table, or by table and further labels.
 
@@ -102,8 +103,8 @@ class LookupCounts:
         rows: Labels -> rows.
     """
 
-    def __init__(self) -> None:
-        self.lookups, self.rows = Counts(), Counts()
+    lookups: Counts = field(default_factory=Counts)
+    rows: Counts = field(default_factory=Counts)
 
     def add(self, ids: Mapping[str, Sized], *labels: str) -> None:
         """Counts one lookup of ids by table; the tables are known to exist."""

@@ -288,8 +288,8 @@ class ServedMaster(MasterApi):
         """As `report_gradient`."""
         return at_once(self.report_gradient(push))
 
-    def ended(self) -> Future[JobStatus]:
-        """The last status of the job, once it has ended: the same future for everybody, not to be cancelled."""
+    def ended(self) -> Future[str]:
+        """How the job ended, once it has: the same future for everybody, not to be cancelled."""
         return Future()
 
     def not_ready(self) -> str | None:

@@ -97,7 +97,8 @@ class JobCallbacks:
         self._epoch, self._step = states.pop(_EPOCH, None), states.pop(_STEP, None)
         with self._only_once(again=self._epoch is not None):
             self._list.on_train_begin()
-        restore_states(self._given, states)
+        if states:
+            restore_states(self._given, states)
         self.best.begin(best)
 
     def states(self) -> Document:
@@ -113,28 +114,28 @@ class JobCallbacks:
         if epoch != self._epoch:
             self._epoch, self._step = epoch, None
 
-    def begin_step(self, step: int) -> None:
-        """A step, counted from 0 in its epoch, begins: what callbacks assign now is trained with.
+    def begin_step(self, version: int) -> None:
+        """The step that trains on a version begins: what callbacks assign now is trained with.
 
         With `compile(steps_per_execution=)` only the first of so many is a batch that begins, as in Keras.
         """
-        if not self.sees_versions or step % self._together:
+        if not self.sees_versions or (step := self.schedule.step(version)) % self._together:
             return
         with self._only_once(again=step == self._step):
             self._list.on_train_batch_begin(step)
         self._freezing.look()
         self._step = step
 
-    def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
-        """A step is committed; True if training is to stop.
+    def version(self, version: int, logs: Mapping[str, float], last: bool = True) -> bool:
+        """A version is committed; True if training is to stop.
 
         Args:
-            step: Its place in its epoch, counted from 0.
             logs: Metrics of the epoch so far.
             last: Whether it ends its epoch.
         """
         if not self.sees_versions:
             return bool(self.model.stop_training)
+        step = self.schedule.step(version - 1)  # its place in its epoch, counted from 0
         place = step % self._together
         if place < self._together - 1 and not last:
             return False

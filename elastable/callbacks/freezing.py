@@ -81,7 +81,12 @@ class Freezing:
                 f"a callback compiled model {self._model.name!r} while it is trained: to freeze layers or to unfreeze "
                 "them call model.make_train_function(force=True), and compile between two fits"
             )
-        self._require_tables()
+        for layer, source in self._sources:
+            if layer.source is not source:
+                raise Unsupported(
+                    f"embedding layer {layer.name!r}: a callback put its table into another store while model "
+                    f"{self._model.name!r} is trained: load weights and attach stores between two fits"
+                )
         for each in self._hyperparameters:
             each.require(f"model {self._model.name!r}", "compile it anew between two fits")
         function = self._model.train_function
@@ -112,14 +117,6 @@ class Freezing:
             setattr(function, _KEPT, {**kept, of: now})
         found: bytes = getattr(function, _KEPT)[of]
         return found
-
-    def _require_tables(self) -> None:
-        for layer, source in self._sources:
-            if layer.source is not source:
-                raise Unsupported(
-                    f"embedding layer {layer.name!r}: a callback put its table into another store while model "
-                    f"{self._model.name!r} is trained: load weights and attach stores between two fits"
-                )
 
     def _hold(self, trainable: bytes) -> None:
         with imposed(self._model, trainable):

@@ -1,37 +1,39 @@
 """What `model.fit` takes as data, as readers: arrays, datasets, weights, splits, steps."""
 
+import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 from elastable.embedding_store.composite.locations import LocationSettings
-from elastable.embedding_store.errors import BadInput
-from elastable.in_process.fit_seeds import FitSeeds
+from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.in_process.in_process_stores import StoreGiven
 from elastable.worker.readers.batch.reader import Reader
-from elastable.worker.readers.numpy_reader import as_reader
+from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
 from elastable.worker.readers.pass_reader import ClassWeightReader, EndlessReader, PartReader, PassReader
 from elastable.worker.readers.stream_reader import StreamReader, is_endless, is_iterator, is_stream
 
 _BATCH_RECORDS = 32  # as in Keras
 _PARTS = ("x", "y", "sample_weight")
-_UNSEEDED = FitSeeds(0, 0, keras=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FitArguments:
-    """The arguments of `et.fit`, which says what each means.
+    """The arguments of `et.fit`, which says what each means, checked.
 
     Attributes:
+        callbacks: As a sequence, without Keras' own `History`.
+        backed_up: Whether `keras.callbacks.BackupAndRestore` is among them.
         verbose: 0: nothing is shown; 1: how far the job is, and a line for every epoch; 2: these lines alone.
 
     Raises:
-        BadInput: epochs that cannot be, by name.
+        BadInput, Unsupported: what cannot be, by name.
     """
 
     x: object = None
@@ -39,19 +41,19 @@ class FitArguments:
     sample_weight: object = None
     class_weight: Mapping[int, float] | None = None
     batch_size: int | None = None
-    validation_split: float = 0.0
+    validation_split: float | None = 0.0
     validation_data: object = None
     steps_per_epoch: int | None = None
     validation_steps: int | None = None
     validation_batch_size: int | None = None
-    validation_freq: int | tuple[int, ...] = 1
+    validation_freq: Any = 1
     grads_to_wait: int | None = None
     epochs: int = 1
     initial_epoch: int = 0
-    shuffle: bool = True
-    callbacks: Sequence[keras.callbacks.Callback] = ()
-    verbose: int = 1
-    seeds: FitSeeds = _UNSEEDED
+    shuffle: Any = True
+    callbacks: Any = ()
+    verbose: Any = 1
+    seed: int | None = None
     average: str = "mean"
     evaluate_every: int = 0
     linger: float = 5.0
@@ -64,8 +66,26 @@ class FitArguments:
     not_finite: str = "refuse"
     continue_from: str | Path | None = None
     leave_out: tuple[str, ...] = ()
+    backed_up: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.callbacks, keras.callbacks.CallbackList):
+            given = self.callbacks.callbacks
+            self.callbacks = tuple(each for each in given if not isinstance(each, keras.callbacks.History))
+        else:
+            self.callbacks = () if self.callbacks is None else tuple(keras.tree.flatten(self.callbacks))
+        if self.verbose not in ("auto", 0, 1, 2):
+            raise BadInput(
+                f'verbose={self.verbose!r}: need 0 (nothing), 1 or "auto" (progress), or 2 (a line for each epoch)'
+            )
+        self.verbose = 1 if self.verbose == "auto" else int(self.verbose)
+        if self.shuffle == "batch":
+            raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
+        self.shuffle = bool(self.shuffle)
+        self._check_numbers()
+        for callback in self.callbacks:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                self.backed_up, self.initial_epoch = True, _backed_up_epoch(callback) or self.initial_epoch
         if not 0 <= self.initial_epoch < self.epochs:
             raise BadInput(
                 f"initial_epoch={self.initial_epoch}, epochs={self.epochs}: need 0 <= initial_epoch < epochs; epochs "
@@ -80,6 +100,39 @@ class FitArguments:
             raise BadInput("leave_out= needs continue_from=: whose tables and variables are left out")
         if self.evaluate_every < 0:
             raise BadInput(f"evaluate_every={self.evaluate_every}: need a number of versions, or 0")
+
+    def _check_numbers(self) -> None:
+        for name in ("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
+                raise BadInput(f"{name}={value!r}: need an integer of at least 1, or None")
+        split = self.validation_split = 0.0 if self.validation_split is None else self.validation_split
+        if not isinstance(split, int | float) or not 0.0 <= split < 1.0:
+            raise BadInput(f"validation_split={split!r}: need a share of the records, 0 <= validation_split < 1")
+        every = self.validation_freq
+        if isinstance(every, Iterable) and not isinstance(every, str):
+            self.validation_freq = tuple(every)
+            right = all(isinstance(epoch, int | np.integer) for epoch in self.validation_freq)
+        else:
+            right = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+        if not right:
+            raise BadInput(f"validation_freq={every!r}: need a number of epochs, at least 1, or a list of epochs")
+
+
+def _backed_up_epoch(callback: keras.callbacks.BackupAndRestore) -> int:
+    """The epoch that Keras' `fit` would begin at: that of a backup; 0: there is none. Raises `BadInput`."""
+    file = Path(callback._training_metadata_path)
+    if not file.exists():
+        return 0
+    try:
+        epoch = json.loads(file.read_text())["epoch"]
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"epoch {epoch!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"callback BackupAndRestore: {file} is no backup ({error}); delete its folder to begin anew"
+        ) from error
+    return epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +159,7 @@ def fit_data(given: FitArguments) -> FitData:
     Raises:
         BadInput: data or numbers that cannot be used, by the name of their argument.
     """
-    for name in ("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"):
-        _require_count(name, getattr(given, name))
-    split = _require_share(given.validation_split)
+    split = given.validation_split
     reader = _train_reader(given)
     endless = isinstance(reader, EndlessReader)
     if reader.streams:
@@ -121,7 +172,7 @@ def fit_data(given: FitArguments) -> FitData:
     if given.class_weight is not None:
         reader = ClassWeightReader(reader, given.class_weight)
     batch_size = given.batch_size or _batch_size(reader, given)
-    if not reader.streams:
+    if given.steps_per_epoch and not reader.streams:
         _warn_if_short(len(reader), batch_size * (given.grads_to_wait or 1), given.steps_per_epoch)
     of_stream = validation.batch_records if isinstance(validation, StreamReader) else None
     together = given.validation_batch_size or of_stream or given.batch_size or batch_size
@@ -147,12 +198,12 @@ def _train_reader(given: FitArguments) -> Reader:
     x, y, weight = _parts(given.x, given.y, given.sample_weight)
     if x is None:
         raise BadInput("x=None: give the records to train on: arrays x and y, a tf.data.Dataset or another Reader")
-    if not _is_source(x):
+    if not isinstance(x, Reader | str) and not is_stream(x):
         return _of_arrays(x, y, weight)
     for name, part in (("y", y), ("sample_weight", weight)):
         if part is not None:
             raise BadInput(f"{name}=: {type(x).__name__} as x gives (x, y) or (x, y, sample_weight) by itself")
-    if not is_fit_stream(x):
+    if isinstance(x, Reader | str):
         return as_reader(x, endless=True)
     batches = given.steps_per_epoch * (given.grads_to_wait or 1) if given.steps_per_epoch else None
     once = given.batch_size is not None or bool(given.validation_split)  # records of batches that are made here
@@ -177,7 +228,7 @@ def _validation_reader(given: FitArguments) -> Reader | None:
         if not 1 <= len(data) <= 3:
             raise BadInput(f"validation_data is a tuple of {len(data)}; give (x, y) or (x, y, sample_weight)")
         return _of_arrays(*(*data, None, None)[:3])
-    if is_fit_stream(data):
+    if is_stream(data):
         steps = given.validation_steps
         if steps is None and (is_iterator(data) or is_endless(data)):
             raise BadInput(
@@ -185,7 +236,7 @@ def _validation_reader(given: FitArguments) -> Reader | None:
                 "evaluate (validation_steps=)"
             )
         return StreamReader(data, count=None if steps is None else int(steps))
-    if _is_source(data):
+    if isinstance(data, Reader | str):
         return as_reader(data)
     return _of_arrays(*_parts(data, None, None))
 
@@ -207,15 +258,10 @@ def _parts(x: object, y: object, weight: object) -> tuple[object, object, object
     return found[0], found[1], found[2] if weight is None else weight
 
 
-def _is_source(data: object) -> bool:
-    """Whether it gives batches by itself, and so its own targets."""
-    return isinstance(data, Reader | str) or is_fit_stream(data)
-
-
 def _of_arrays(x: object, y: object, weight: object) -> Reader:
     if weight is not None and isinstance(y, tuple | list | Mapping) and hasattr(weight, "__array__"):
         weight = _for_each(y, weight)
-    return as_reader((x, y, weight))
+    return NumpyReader(x, y, weight)
 
 
 def _for_each(y: object, weight: object) -> object:
@@ -255,9 +301,9 @@ def _batch_size(reader: Reader, given: FitArguments) -> int:
     return _BATCH_RECORDS
 
 
-def _warn_if_short(records: int, batch: int, steps: int | None, name: str = "steps_per_epoch") -> None:
+def _warn_if_short(records: int, batch: int, steps: int, name: str = "steps_per_epoch") -> None:
     there = math.ceil(records / batch)
-    if not steps or (steps <= there and (name != "steps_per_epoch" or there % steps == 0)):
+    if steps <= there and (name != "steps_per_epoch" or there % steps == 0):
         return
     warnings.warn(
         f"{name}={steps}: the data ends after {there} batches, within an epoch, which is shorter then, as in Keras",
@@ -265,27 +311,7 @@ def _warn_if_short(records: int, batch: int, steps: int | None, name: str = "ste
     )
 
 
-def _require_count(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise BadInput(f"{name}={value!r}: need an integer of at least 1, or None")
-
-
-def _require_share(share: float | None) -> float:
-    if share is None:
-        return 0.0
-    if not isinstance(share, int | float) or not 0.0 <= share < 1.0:
-        raise BadInput(f"validation_split={share!r}: need a share of the records, 0 <= validation_split < 1")
-    return float(share)
-
-
 # Streams as `model.fit` takes them, with and without an end, as readers
-
-
-def is_fit_stream(data: object) -> bool:
-    """Whether `data` gives batches one after the other: a dataset, a loader or an iterator."""
-    return is_stream(data) or is_iterator(data)
 
 
 def train_stream(
@@ -294,7 +320,7 @@ def train_stream(
     """Records to train on; of a stream without an end, an `EndlessReader`.
 
     Args:
-        data: A stream, as `is_fit_stream` says.
+        data: A stream, as `is_stream` says.
         batches_per_epoch: Batches of an epoch; None: all.
         first_epoch: The epoch of the stream's first batch.
         epochs: The epoch to end at.

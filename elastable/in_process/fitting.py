@@ -1,14 +1,13 @@
 """`et.fit`: a whole job in the current process and thread: its master calls its worker."""
 
-import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import keras
-import numpy as np
 from rich.console import Console
 
 from elastable.assembly import Assembly
@@ -21,7 +20,6 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.in_process.fit_data import FitArguments, FitData, fit_data
-from elastable.in_process.fit_seeds import fit_seeds
 from elastable.in_process.in_process_stores import StoreGiven, parts_for_fit, placed_in_stores
 from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.resuming.continuing import continue_job, opened_origin
@@ -38,12 +36,12 @@ from elastable.models.configuration import config_of
 from elastable.output.progress_bars import JobProgress
 from elastable.process.repeating import repeating
 from elastable.worker.keras.same_optimizer import kept_traces
-from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.seeds import fit_seeds, layers_of
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.streams.event_reader import EventReader
 from elastable.worker.runtime.compute import MicroBatchComputer
-from elastable.worker.runtime.loop import working_here
+from elastable.worker.runtime.work_here import WorkHere
 from elastable.worker.step.forward import batch_spec
 from elastable.worker.user_model.build import build_model, for_model, sample_batch, warn_of_other_numbers
 from elastable.worker.user_model.offload import OffloadedEmbedding, offload_built
@@ -119,51 +117,16 @@ def fit(
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
     """
-    callbacks = _callbacks(callbacks)
-    initial_epoch = _backed_up_epoch(callbacks, initial_epoch)
     return _run_here(model, FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size, average=average,
-        validation_freq=_frequency(validation_freq), grads_to_wait=grads_to_wait, epochs=epochs, lazy=lazy, until=until,
-        initial_epoch=initial_epoch, shuffle=_shuffles(shuffle), callbacks=callbacks, verbose=_verbosity(verbose),
-        seeds=fit_seeds(seed, model, initial_epoch), evaluate_every=evaluate_every, store=store, locations=locations,
+        validation_freq=validation_freq, grads_to_wait=grads_to_wait, epochs=epochs, lazy=lazy, until=until,
+        initial_epoch=initial_epoch, shuffle=shuffle, callbacks=callbacks, verbose=verbose,
+        seed=seed, evaluate_every=evaluate_every, store=store, locations=locations,
         linger=linger, max_bad_events=max_bad_events, offload_embeddings_above=offload_embeddings_above,
         not_finite=not_finite, continue_from=continue_from, leave_out=tuple(leave_out),
     ))  # fmt: skip
-
-
-def _callbacks(given: object) -> tuple[keras.callbacks.Callback, ...]:
-    """Callbacks as Keras takes them: none, one, a list, or its own list of them."""
-    if isinstance(given, keras.callbacks.CallbackList):
-        return tuple(each for each in given.callbacks if not isinstance(each, keras.callbacks.History))
-    return () if given is None else tuple(keras.tree.flatten(given))
-
-
-def _verbosity(verbose: object) -> int:
-    if verbose == "auto":
-        return 1
-    if verbose not in (0, 1, 2):
-        raise BadInput(f'verbose={verbose!r}: need 0 (nothing), 1 or "auto" (progress), or 2 (a line for each epoch)')
-    return int(verbose)
-
-
-def _shuffles(shuffle: object) -> bool:
-    if shuffle == "batch":
-        raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
-    return bool(shuffle)
-
-
-def _frequency(validation_freq: object) -> int | tuple[int, ...]:
-    message = f"validation_freq={validation_freq!r}: need a number of epochs, at least 1, or a list of epochs"
-    if isinstance(validation_freq, Iterable) and not isinstance(validation_freq, str):
-        epochs = tuple(validation_freq)
-        if not all(isinstance(epoch, int | np.integer) for epoch in epochs):
-            raise BadInput(message)
-        return tuple(int(epoch) for epoch in epochs)
-    if isinstance(validation_freq, bool) or not isinstance(validation_freq, int) or validation_freq < 1:
-        raise BadInput(message)
-    return validation_freq
 
 
 # The job: its parts, its worker, and what shows how far it is
@@ -171,6 +134,7 @@ def _frequency(validation_freq: object) -> int | tuple[int, ...]:
 
 def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.History:
     """Trains the model; returns Keras' `History`."""
+    seeds = fit_seeds(settings.seed, model, settings.initial_epoch)
     data = fit_data(settings)
     if settings.evaluate_every and data.validation is None:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
@@ -179,16 +143,16 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     form = ("built", repr(batch_spec(sample)))
     if form not in kept_traces(model):
         build_model(model, sample)
-    moved = offload_built(model, settings.offload_embeddings_above)
-    parts = parts_for_fit(model, batch_spec(sample), settings.seeds, settings.lazy)
-    job = _job(parts, data, settings)
+    above = settings.offload_embeddings_above
+    moved = offload_built(model, above) if above else {}
+    parts = parts_for_fit(model, batch_spec(sample), seeds, settings.lazy)
+    job = _job(parts, data, settings, seeds.order)
     warn_of_other_numbers(model, job)
     # A job counts its versions from epoch 0, also where the rows are older.
     version, origin = Schedule(job).first_version(settings.initial_epoch), settings.continue_from
     store = placed_in_stores(parts, settings.store, settings.locations, version, moved, origin)
     if store.keeps_records:
-        above, config = settings.offload_embeddings_above, config_of(model)
-        job = replace(job, offload_above=above, backend=backend().name, model_config=config)
+        job = replace(job, offload_above=above, backend=backend().name, model_config=config_of(model))
     kept = kept_traces(model) if parts.steps is None else {}
     dense: DenseModel = kept["dense"] if "dense" in kept else parts.dense()
     stream: DocumentFields = {}
@@ -212,10 +176,13 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     model.make_train_function()  # whose steps are traced: with the one of before until somebody makes it anew
-    computer = parts.computer(job, readers, sample, store, keras_draws=settings.seeds.keras)
+    computer = MicroBatchComputer(
+        model, job, readers, sample, store, parts.tables, keras_draws=seeds.keras, shares_model=True
+    )
     if parts.steps is None:
         kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
-    _refuse_backup_of_slots(settings.callbacks, model, parts.tables)
+    if settings.backed_up:
+        _refuse_backup_of_slots(model, parts.tables)
     with ExitStack() as held:
         even = job.even_batches
         joined = JobCallbacks(
@@ -228,7 +195,7 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         return _run(parts, store, master, computer, dense, settings, joined)
 
 
-def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
+def _job(parts: Assembly, data: FitData, settings: FitArguments, seed: int) -> JobSpec:
     batches = 0
     for records in data.train.parts or (len(data.train),) if not data.train.streams else ():
         batches -= -records // data.batch_size
@@ -244,7 +211,7 @@ def _job(parts: Assembly, data: FitData, settings: FitArguments) -> JobSpec:
         grads_to_wait=together,
         average=average,
         epochs=settings.epochs,
-        seed=settings.seeds.order,
+        seed=seed,
         train_records=data.train.steps_per_epoch * together * data.batch_size
         if isinstance(data.train, EventReader)
         else len(data.train),
@@ -269,7 +236,7 @@ def _run(
     joined: JobCallbacks,
 ) -> keras.callbacks.History:
     """Callbacks, progress and the job itself, from its first version to its last."""
-    epochs, schedule = settings.epochs, joined.schedule
+    schedule = joined.schedule
     # In lines, where a terminal is not asked to show how far the job is.
     console = Console(quiet=settings.verbose == 0, force_terminal=None if settings.verbose == 1 else False)
     progress = JobProgress(console, schedule.records_before(schedule.versions_total))
@@ -282,7 +249,7 @@ def _run(
     hooks = JobHooks(
         joined,
         master.stop,
-        on_epoch=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
+        on_epoch=partial(progress.epoch, settings.epochs),
         evaluated=evaluated,
         version=schedule.first_version(schedule.job.initial_epoch),
     )
@@ -290,7 +257,7 @@ def _run(
     parts.attach()  # a callback may have loaded weights
     with ExitStack() as held:
         held.enter_context(progress)
-        work = held.enter_context(working_here(master, computer, store, rows_change=joined.sees_versions))
+        work = held.enter_context(closing(WorkHere(master, computer, store, rows_change=joined.sees_versions)))
         if settings.verbose == 1:
             held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
         master.run(hooks, work)
@@ -300,44 +267,13 @@ def _run(
     return joined.history
 
 
-# `keras.callbacks.BackupAndRestore` in `et.fit`: where a fit that was interrupted goes on
-
-
-def _backed_up_epoch(callbacks: Sequence[keras.callbacks.Callback], initial_epoch: int) -> int:
-    """The epoch that Keras' `fit` would begin at: that of a backup, where there is one.
-
-    Raises:
-        BadInput: a backup that cannot be read.
-    """
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            file = Path(callback._training_metadata_path)
-            if not file.exists():
-                continue
-            try:
-                epoch = json.loads(file.read_text())["epoch"]
-                if type(epoch) is not int or epoch < 0:
-                    raise ValueError(f"epoch {epoch!r}")
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise BadInput(
-                    f"callback BackupAndRestore: {file} is no backup ({error}); delete its folder to begin anew"
-                ) from error
-            initial_epoch = epoch or initial_epoch
-    return initial_epoch
-
-
-def _refuse_backup_of_slots(
-    callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, tables: dict[str, TableSpec]
-) -> None:
+def _refuse_backup_of_slots(model: keras.Model, tables: dict[str, TableSpec]) -> None:
     """Raises `Unsupported` where a backup would lack the slots of a table: the file holds a plain Keras embedding."""
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.BackupAndRestore):
+    for layer in layers_of(model):
+        spec = tables.get(layer.name) if isinstance(layer, OffloadedEmbedding) else None
+        if spec is None or not row_optimizer(spec.optimizer).slots:
             continue
-        for layer in layers_of(model):
-            spec = tables.get(layer.name) if isinstance(layer, OffloadedEmbedding) else None
-            if spec is None or not row_optimizer(spec.optimizer).slots:
-                continue
-            raise Unsupported(
-                f"callback BackupAndRestore: embedding layer {layer.name!r} is offloaded, and Keras' file has no place "
-                "for the slots of its optimizer; use et.Embedding, or a job with --checkpoint-dir and --resume"
-            )
+        raise Unsupported(
+            f"callback BackupAndRestore: embedding layer {layer.name!r} is offloaded, and Keras' file has no place for "
+            "the slots of its optimizer; use et.Embedding, or a job with --checkpoint-dir and --resume"
+        )

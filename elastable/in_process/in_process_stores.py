@@ -22,13 +22,12 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.open_store import open_store
-from elastable.in_process.fit_seeds import FitSeeds
 from elastable.master.model.discovery import discover_tables
 from elastable.master.model.keras_optimizer import learning_rate_of
 from elastable.worker.keras.same_optimizer import kept_traces, optimizers_of, require_same_optimizer
+from elastable.worker.keras.seeds import FitSeeds
 from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
-from elastable.worker.step.step_plan import planned_optimizers
 
 StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
 """What `et.fit(store=)` takes."""
@@ -42,15 +41,15 @@ _own: WeakSet[MemoryStore] = WeakSet()
 
 
 def _stores_and_places(
-    given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec], model: keras.Model
+    given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec]
 ) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
     """Storage -> store, and table -> storage.
 
     A store given by URL is opened once in a process, stays open for the layers that read from it, and is closed when
-    the process ends. A store in memory that the model's layers read already is kept.
+    the process ends.
     """
     if given is None:
-        stores: dict[str, EmbeddingStore] = {"memory": _memory_of(model, tables) or _memory()}
+        stores: dict[str, EmbeddingStore] = {"memory": _memory()}
     elif isinstance(given, Mapping):
         stores = {storage: _store(store) for storage, store in given.items()}
     else:
@@ -112,20 +111,23 @@ def _memory() -> MemoryStore:
     return store
 
 
-def _memory_of(model: keras.Model, tables: Mapping[str, TableSpec]) -> MemoryStore | None:
-    """The store that an earlier call made, where it holds the tables of the model as they are to be."""
-    layers = store_layers(model)
-    only = layers[0].source if layers else None
-    if not isinstance(only, MemoryStore) or only not in _own:
-        return None
-    for layer in layers:
-        if layer.source is not only:
-            return None
-    there = only.specs()
-    for name, spec in tables.items():
-        if as_there(spec, there.get(name)) != there.get(name):
-            return None
-    return only
+def _before(parts: Assembly, given: StoreGiven) -> tuple[EmbeddingStore | None, bool]:
+    """The store that all layers read from, and whether all of their tables go on in it as they are.
+
+    None where it is not the one given, or, if none is, not of an earlier call with the tables as they are to be.
+    """
+    held: EmbeddingStore | None = None
+    goes_on = True
+    for layer, optimizer in parts.trained_layers():
+        source, spec = layer.source, parts.tables.get(layer.table_name)
+        if spec is None or not isinstance(source, EmbeddingStore) or held not in (None, source):
+            return None, False
+        held = source
+        there = held.specs().get(spec.name)
+        if as_there(spec, there) != there:
+            return None, False
+        goes_on &= layer.trained_by(optimizer) and layer.goes_on_with(optimizer, spec)
+    return (held, goes_on) if (held in _own if given is None else held is given) else (None, False)
 
 
 @atexit.register
@@ -141,7 +143,7 @@ def _close() -> None:
 def parts_for_fit(model: keras.Model, spec: BatchSpec, seeds: FitSeeds, lazy: bool | None) -> Assembly:
     """The parts of a built, compiled model that is trained in this process; `lazy` as of `discover_tables`."""
     parts = Assembly(model, spec, seeds.rows, seeds.keras)
-    require_same_optimizer(model, planned_optimizers(parts.steps))
+    require_same_optimizer(model, parts.planned)
     parts.tables = seeded_as_read(_discovered(model, seeds.rows, lazy, parts.optimizers), model, seeds.keras)
     return parts
 
@@ -165,7 +167,12 @@ def placed_in_stores(
     Raises:
         ElastableError: a table that cannot be, or a store that holds others' rows.
     """
-    stores, places = _stores_and_places(store, locations, parts.tables, parts.model)
+    before, goes_on = _before(parts, store)
+    if before is not None and goes_on and locations is None and continue_from is None and not moved:
+        if version not in (None, before.version()):
+            before.reset_version(version)
+        return before
+    stores, places = _stores_and_places(before if store is None else store, locations, parts.tables)
     tables = {} if continue_from is not None and continue_from == store else parts.tables
     _refuse_rows_of_others(parts.model, tables, stores)
     given = {**pretrained_rows(store_layers(parts.model), unseeded=parts.as_keras), **(moved or {})}

@@ -10,8 +10,7 @@ import numpy as np
 from elastable.callbacks.freezing import Freezing
 from elastable.embedding_store.contract.malformed import Document
 from elastable.embedding_store.errors import Unsupported
-from elastable.in_process.fit_data import FitArguments, fit_data, is_fit_stream
-from elastable.in_process.fit_seeds import FitSeeds
+from elastable.in_process.fit_data import FitArguments, fit_data
 from elastable.in_process.fitting import fit
 from elastable.in_process.in_process_stores import parts_for_fit, placed_in_stores
 from elastable.master.api import JobSpec, Push, SyncPushId
@@ -22,12 +21,12 @@ from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.same_optimizer import require_same_optimizer
-from elastable.worker.keras.seeds import global_seed
+from elastable.worker.keras.seeds import FitSeeds, global_seed
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
+from elastable.worker.readers.stream_reader import is_stream
 from elastable.worker.step.forward import batch_spec
 from elastable.worker.step.id_set import make_id_sets
-from elastable.worker.step.step_plan import planned_optimizers
 from elastable.worker.step.steps import make_plan, make_train_step
 from elastable.worker.user_model.build import as_tensors, build_model
 
@@ -72,7 +71,7 @@ class _BatchTrainer:
         build_model(model, sample)
         spec, seed = batch_spec(sample), global_seed()
         parts = parts_for_fit(model, spec, FitSeeds(seed, seed, keras=True), None)
-        self._planned = planned_optimizers(parts.steps)
+        self._planned = parts.planned
         self._store, self._specs = placed_in_stores(parts), parts.tables
         self._trained, self._dense = parts.trained_layers(), parts.dense()
         self._form = repr(spec)
@@ -137,7 +136,7 @@ def model_fit(model: keras.Model, *args: object, **kwargs: object) -> keras.call
     """
     given: Document = inspect.signature(keras.Model.fit).bind(model, *args, **kwargs).arguments
     x = given.get("x")
-    if is_fit_stream(x):
+    if is_stream(x):
         given["batch_size"] = None
     elif given.get("y") is None and not isinstance(x, Reader) and isinstance(x, tuple | Mapping):
         given["x"] = (x, None, given.pop("sample_weight", None))

@@ -15,9 +15,9 @@ from elastable.master.api import BadEvent
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.core.hooks import Hooks
 from elastable.master.master_options import is_due
-from elastable.master.model.discovery import store_backed_layers
 from elastable.output.run_directory import RunDirectory
 from elastable.process.logs import describe_process
+from elastable.worker.layers.model_tables import store_layers
 
 _VERSIONS = 10
 
@@ -55,7 +55,7 @@ class UntrainedTables:
             self._warn()
 
     def _warn(self) -> None:
-        for layer in store_backed_layers(self._model):
+        for layer in store_layers(self._model):
             if layer.table_name not in self._updated and getattr(layer, "trainable", True):
                 _log.warning(
                     "embedding layer %r: its table %r has had no gradient so far: either nothing that the loss is "
@@ -82,7 +82,7 @@ class JobHooks(Hooks):
         checkpoint_every: Versions between checkpoints; 0: none but the last.
         on_epoch: Called with (epoch, logs) after each epoch.
         evaluated: Called with (version, logs) after each evaluation during training.
-        committed: Called with the updates, version and frozen tables of each commit.
+        committed: Called with the updates, version and frozen tables of each commit; None: nobody is.
         version: That was committed last; the job begins with 0, or where an earlier run of it ended.
         written: How many rows of all tables were written besides commits; None: such rows are seen by every worker.
         seconds: Between versions, without evaluations.
@@ -97,7 +97,7 @@ class JobHooks(Hooks):
     checkpoint_every: int = 0
     on_epoch: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None
-    committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] = lambda *commit: None
+    committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] | None = None
     version: int = 0
     written: Callable[[], int] | None = None
     seconds: float = 0.0
@@ -116,19 +116,18 @@ class JobHooks(Hooks):
 
     def on_epoch_begin(self, epoch: int) -> None:
         self.callbacks.begin_epoch(epoch)
-        self._begin_step()
+        self.callbacks.begin_step(self.version)
         if self._made_one:
             # Not in the first one: the workers are still on their way.
             self._timed_since = time.monotonic()
 
     def go_on(self, logs: Mapping[str, float]) -> None:
         """The job goes on at a version that was kept before callbacks heard of it: they hear of it now."""
-        version = self.version
-        step, last = self.schedule.step(version - 1), self.schedule.ends_epoch(version)
-        self._stopped = self.callbacks.version(step, logs, last)
+        self._stopped = self.callbacks.version(self.version, logs, self.schedule.ends_epoch(self.version))
 
     def on_rows(self, version: int, made: Accumulated) -> None:
-        self.committed(made.updates, version, made.frozen)
+        if self.committed is not None:
+            self.committed(made.updates, version, made.frozen)
         self._untrained.saw(made.changed, made.overflowed)
 
     def on_bad_events(self, version: int, events: Sequence[BadEvent]) -> None:
@@ -157,28 +156,22 @@ class JobHooks(Hooks):
         if self._timed_since is not None:
             self.seconds += now - self._timed_since
         self._timed_since = now
-        rows = self._rows_written()
-        last = self.schedule.ends_epoch(version)
-        self._stopped = self.callbacks.version(self.schedule.step(version - 1), logs, last)
+        written = self.written if self.callbacks.sees_versions else None
+        rows, last = written() if written else 0, self.schedule.ends_epoch(version)
+        self._stopped = self.callbacks.version(version, logs, last)
         if self.run is not None and self._notes_next:
             self._recorded = now
             self.run.record("train", version, self.schedule.epoch(version - 1), logs)
         if self.save is not None and is_due(version, self.checkpoint_every):
             self.save()
-        if not self._stopped and not self.schedule.ends_epoch(version):
-            self._begin_step()
-            if self._rows_written() != rows:
+        if not self._stopped and not last:
+            # After a checkpoint is begun: a job that is resumed from it begins the step itself.
+            self.callbacks.begin_step(version)
+            if written and written() != rows:
                 raise Unsupported(
                     f"a callback has written rows of a table between two batches, at version {version}: workers look "
                     "rows up ahead, and may have read them before; write rows in on_epoch_begin or on_epoch_end"
                 )
-
-    def _rows_written(self) -> int:
-        return self.written() if self.written is not None and self.callbacks.sees_versions else 0
-
-    def _begin_step(self) -> None:
-        # After a checkpoint is begun: a job that is resumed from it begins the step itself.
-        self.callbacks.begin_step(self.schedule.step(self.version))
 
     def may_assign(self) -> bool:
         return self.callbacks.sees_versions

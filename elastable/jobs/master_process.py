@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -71,7 +71,7 @@ from elastable.process.repeating import repeating
 from elastable.process.stopping import OUTPUT_CLOSED, SIGNAL_REASONS, stopping_on_signals
 from elastable.worker.keras.same_optimizer import note_training
 from elastable.worker.readers.streams.event_reader import EventReader
-from elastable.worker.runtime.loop import working_here
+from elastable.worker.runtime.work_here import WorkHere
 from elastable.worker.runtime.worker_measures import StepProfile, WorkerMeasures
 from elastable.worker.user_model.export import export_keras
 from elastable.worker.user_model.model_file import ModelFile
@@ -153,7 +153,7 @@ def run_job(options: JobOptions, console: Console) -> int:
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         if options.works_here:
             of_worker = prepared.computer(options.deadline_s), prepared.store, options.deadline_s, measures
-            job.worker = partial(working_here, master, *of_worker)
+            job.worker = partial(WorkHere, master, *of_worker)
         try:
             return job.train(started)
         finally:
@@ -415,7 +415,7 @@ class JobRun:
 
     Attributes:
         workers: Worker processes to look after; None: the command started none.
-        worker: Enters the worker of this process (`working_here`); None: it has none.
+        worker: Makes the worker of this process; None: it has none.
         noted: Its checkpoints: those that it writes, and those that were there when it began.
     """
 
@@ -434,7 +434,7 @@ class JobRun:
         self._run = run
         self._console, self._health = console, health
         self.workers: Processes | None = None
-        self.worker: Callable[[], AbstractContextManager[Callable[[], bool]]] | None = None
+        self.worker: Callable[[], WorkHere] | None = None
         self.noted = CheckpointLog()
         self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
         self._series = CheckpointSeries(
@@ -478,7 +478,8 @@ class JobRun:
                 if prepared.resumed is None and prepared.progress.version > job.versions_before:
                     # At the store's own version.
                     hooks.go_on(LazyLogs(lambda: prepared.metrics.results(prepared.progress.metrics)))
-                status = self._drive(hooks)
+                self._drive(hooks)
+                status = self._master.status()
             except Exception as error:
                 if (blamed := prepared.file.blamed("a callback", error)) is not None:
                     raise blamed from error
@@ -497,11 +498,12 @@ class JobRun:
         self._show_how_to_continue(status.version)
         return ExitCode.OUTPUT_CLOSED if self._master.stop_reason == OUTPUT_CLOSED else ExitCode.INTERRUPTED
 
-    def _drive(self, hooks: JobHooks) -> JobStatus:
+    def _drive(self, hooks: JobHooks) -> None:
         if self.worker is None:
-            return self._master.run(hooks)
-        with self.worker() as work:
-            return self._master.run(hooks, partial(_worked, work, self._prepared.file))
+            self._master.run(hooks)
+            return
+        with closing(self.worker()) as work:
+            self._master.run(hooks, partial(_worked, work, self._prepared.file))
 
     @property
     def _interrupted(self) -> bool:
@@ -526,7 +528,7 @@ class JobRun:
             self._run,
             lambda: self._writer.begin(prepared.dense.tensors(), self._master.progress()),
             self._options.checkpoint_every,
-            lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
+            partial(progress.epoch, job.epochs),
             progress.evaluation,
             self._series.committed,
             begin.version,

@@ -86,9 +86,11 @@ class PreparedJob:
         return self.parts.tables
 
     def computer(self, deadline_s: float) -> MicroBatchComputer:
-        """As `Assembly.computer`."""
+        """Computes micro-batches with the very model, for a worker in its master's thread."""
         sample = sample_batch(self.readers[TaskKind.TRAIN], self.model)
-        return self.parts.computer(self.job, self.readers, sample, self.store, deadline_s)
+        return MicroBatchComputer(
+            self.model, self.job, self.readers, sample, self.store, self.tables, deadline_s, shares_model=True
+        )
 
 
 def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> PreparedJob:

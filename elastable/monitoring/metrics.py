@@ -134,8 +134,8 @@ def job_source(master: "Master") -> Iterator[Sample]:
     if status.stream is not None:
         yield from stream_source(status.stream)
     yield _LEASES(sum(worker.leases for worker in status.workers))
-    yield _JOINED(measures.joined.value)
-    yield _LEFT(measures.left.value)
+    yield _JOINED(measures.joined)
+    yield _LEFT(measures.left)
     failures = Counter[str]()
     for refusal in status.refusals:
         failures[refusal.error] += refusal.count
@@ -386,9 +386,9 @@ def worker_source(measures: "WorkerMeasures") -> Iterator[Sample]:
     """Of one worker."""
     for (kind, outcome), total in measures.micro_batches.totals().items():
         yield _MICRO_BATCHES(total, kind, outcome)
-    yield _WORKER_RECORDS(measures.records.value)
+    yield _WORKER_RECORDS(measures.records)
     yield from _by_label(_WORKER_PHASE_S, measures.phases.histograms())
-    yield _SESSIONS(measures.sessions.value)
+    yield _SESSIONS(measures.sessions)
 
 
 # A server of predictions

@@ -102,8 +102,8 @@ class JobProgress(Progress):
             line = f"{who} failed{often}: {refusal.error}: {refusal.message}{waits}"
             self.console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False, soft_wrap=True)
 
-    def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
-        """A lasting line for an epoch that is over."""
+    def epoch(self, epochs: int, epoch: int, logs: Mapping[str, float]) -> None:
+        """A lasting line for an epoch of so many that is over."""
         line = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
         of = f"/{epochs}" if epochs else ""  # a stream has no end
         self.console.print(f"epoch {epoch + 1}{of}  {line}", highlight=False, soft_wrap=True)

@@ -149,7 +149,8 @@ class StorePins:
     def refuse_change(self, what: str) -> None:
         """Raises `BadInput` for a change that no version that is pinned would survive. Alone."""
         self.sweep()
-        refuse_while_pinned(what, self._leases)
+        if self._leases:
+            refuse_while_pinned(what, self._leases)
 
     def statistics(self) -> tuple[PinStatistics, ...]:
         now, found = self._clock(), []

@@ -5,15 +5,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, JobFailed
-from elastable.embedding_store.measures import Counts, Durations, Total, VersionTrace
+from elastable.embedding_store.measures import Counts, Durations, VersionTrace
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.retry import retry
-from elastable.master.api import BadEvent, DenseSnapshot, PushReply, Tensor, WorkerIdentity
+from elastable.master.api import BadEvent, DenseSnapshot, PushReply, Tensor
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
@@ -27,6 +28,7 @@ from elastable.master.model.model_metrics import LazyLogs, ModelMetrics
 from elastable.master.tasks.progress import Progress
 
 
+@dataclass(eq=False)
 class JobMeasures:
     """Of one job, from the start of this process on.
 
@@ -35,27 +37,15 @@ class JobMeasures:
         versions: Seconds of each version, all phases together; its label is "version".
         pushes: Pushes by outcome.
         refused: Pushes that raised, by name of the error.
-        joined, left: Sessions that workers opened, and that ended while there was work.
+        joined, left: Sessions that workers opened, and that ended while there was work; the master's lock guards both.
     """
 
-    def __init__(self) -> None:
-        self.phases, self.versions = Durations(), Durations()
-        self.pushes, self.refused = Counts(), Counts()
-        self.joined, self.left = Total(), Total()
-
-    def worker_joined(self, worker: WorkerIdentity) -> None:
-        """It has opened a session."""
-        self.joined.add(1)
-        _log.info("worker %s joined", worker, extra={"worker": worker.incarnation})
-
-    def worker_left(self, worker: WorkerIdentity, held: int, ending: bool) -> None:
-        """Its last session has ended; it held so many micro-batches. `ending`: there was nothing left to do."""
-        field = {"worker": worker.incarnation}
-        if ending:
-            _log.info("worker %s left: the job is over", worker, extra=field)
-            return
-        self.left.add(1)
-        _log.info("worker %s left or died; %d of its micro-batches go to others", worker, held, extra=field)
+    phases: Durations = field(default_factory=Durations)
+    versions: Durations = field(default_factory=Durations)
+    pushes: Counts = field(default_factory=Counts)
+    refused: Counts = field(default_factory=Counts)
+    joined: int = 0
+    left: int = 0
 
     def count(self, reply: Future[PushReply]) -> None:
         """The reply to a push is there."""
@@ -190,7 +180,7 @@ class Driver:
         if ended or self._hooks.stops_epoch():
             self._end_epoch(epoch)
         else:
-            if self._evaluations.is_due():
+            if self._options.evaluate_every and self._evaluations.is_due():
                 self._evaluate_due()
             self._open()
 
@@ -254,7 +244,8 @@ class Driver:
     def _end_epoch(self, epoch: int) -> None:
         self._committer.settle()
         self._committer.forget()
-        evaluated = self._evaluations.evaluate() if self._options.evaluates(epoch) else ()
+        due = self._state.schedule.evaluation_tasks and self._options.evaluates(epoch)
+        evaluated = self._evaluations.evaluate() if due else ()
         if evaluated is None:
             return
         with self._waits.changing():
@@ -300,7 +291,7 @@ class Driver:
         alone_since, limit = time.monotonic(), self._options.no_worker_timeout_s
         idle = self._work_here is None
         while True:
-            if self._evaluations.give_up_unreadable():
+            if self._state.concurrent and self._evaluations.give_up_unreadable():
                 return Work()  # whoever waits for fewer evaluations need not wait any longer
             self._committer.settle(wait=False)  # nobody reads a store that could not log: workers wait for this
             with self._waits.changing():
@@ -345,9 +336,8 @@ class Evaluations:
 
     def is_due(self) -> bool:
         """Whether the current version is to be evaluated, although it ends no epoch."""
-        every = self._options.evaluate_every
         there = self._state.snapshot is not None and self._state.schedule.evaluation_tasks
-        return bool(every and self._state.version % every == 0 and there)
+        return bool(there and is_due(self._state.version, self._options.evaluate_every))
 
     def begin_due(self) -> None:
         """Evaluates the current version, concurrently with training or before it continues."""
@@ -360,8 +350,6 @@ class Evaluations:
 
     def evaluate(self) -> tuple[Tensor, ...] | None:
         """Summed metric state of the validation split on the current version; None if the job is ending."""
-        if not self._state.schedule.evaluation_tasks:
-            return ()
         version = self._state.version
         self.hooks.on_evaluation_begin(version)
         with self._waits.changing():

@@ -87,11 +87,12 @@ class Master(ServedMaster):
             )
         self.job, self._metrics = job, metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
-        self._session_key = secrets.token_bytes(32)
+        self._session_key = b""  # of the job's store servers
         if elsewhere := isinstance(store, ShardStore):
+            self._session_key = secrets.token_bytes(32)
             store.begin_job(job.job, dense.may_overflow, self._session_key)
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), dense.may_overflow, elsewhere)
-        self._changed, self._ended = threading.Condition(), Future[JobStatus]()
+        self._changed, self._ended = threading.Condition(), Future[str]()
         self._state = JobState(job, self._options, start, time.monotonic)
         self.pushes_wait = self._state.pushes.replies_after_commit
         self._flush_status, self.measures, self._begun = store.flush_status, JobMeasures(), False
@@ -109,8 +110,8 @@ class Master(ServedMaster):
             )  # fmt: skip
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
-    def run(self, hooks: Hooks | None = None, work_here: Callable[[], bool] | None = None) -> JobStatus:
-        """Drives the job in this thread until it ends; returns its last status.
+    def run(self, hooks: Hooks | None = None, work_here: Callable[[], bool] | None = None) -> None:
+        """Drives the job in this thread until it ends.
 
         Args:
             hooks: Called between versions.
@@ -125,8 +126,8 @@ class Master(ServedMaster):
             with self._planner.running(self._driver.fail) if self._planner else nullcontext():
                 self._driver.run(hooks or Hooks(), work_here)
         finally:
-            settle(self._ended, self.status())
-        return self.status()
+            phase, version, last = self._state.phase, self._state.logged, self._state.schedule.versions_total
+            settle(self._ended, f"the job {phase} at version {version} of {last}")
 
     def _planned(self) -> None:
         """More of a stream is planned. Called under the lock."""
@@ -146,7 +147,7 @@ class Master(ServedMaster):
         if self._state.ending:
             raise StaleVersion(f"the job has ended: {self._state.stop_reason or 'all is trained'}")
 
-    def ended(self) -> Future[JobStatus]:
+    def ended(self) -> Future[str]:
         return self._ended
 
     def progress(self) -> Progress:
@@ -177,18 +178,25 @@ class Master(ServedMaster):
     def join(self, worker: WorkerIdentity) -> Session:
         with self._waits.changing():
             self._state.refuse_failed()
-            self._state.join(worker)
-        self.measures.worker_joined(worker)
-        session = session_of(self._session_key, worker.incarnation)
-        return LocalSession(self.job, partial(self._leave, worker.incarnation), session)
+            self._state.board.join(worker.incarnation)
+            self._state.workers.joined(worker)
+            self.measures.joined += 1
+        _log.info("worker %s joined", worker, extra={"worker": worker.incarnation})
+        shown = session_of(self._session_key, worker.incarnation) if self._session_key else b""
+        return LocalSession(self.job, partial(self._leave, worker.incarnation), shown)
 
     def _leave(self, incarnation: str) -> None:
         with self._waits.changing():
-            left, ending = self._state.leave(incarnation), self._state.ending
-            if left is not None:
-                self._waits.left(incarnation)
-        if left is not None:
-            self.measures.worker_left(*left, ending)
+            if (worker := self._state.workers.closed(incarnation)) is None:
+                return
+            held = self._state.board.release(incarnation)
+            over = self._state.ending or self._state.board.over
+            if not over:
+                self._state.workers.left(worker, held)
+                self.measures.left += 1
+            self._waits.left(incarnation)
+        what = "left: the job is over" if over else f"left or died; {held} of its micro-batches go to others"
+        _log.info("worker %s %s", worker, what, extra={"worker": incarnation})
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         return self.lease_tasks_later(incarnation, want, wait_s, holding).result(wait_s + _SETTLED_S)
@@ -229,13 +237,13 @@ class Master(ServedMaster):
 
     def _report_gradient(self, push: Push) -> Future[PushReply]:
         with self._waits.changing():
-            found = self._judge(push)
+            found = self._state.judge(push)
         if isinstance(found, PushReply):
             return at_once(found)
         problem = None if found is not None else self._problem(push)
         with self._waits.changing():
             # Again: another worker may have been faster while the tensors were checked.
-            found = self._judge(push)
+            found = self._state.judge(push)
             if isinstance(found, PushReply):
                 return at_once(found)
             outcome = PushOutcome.DUPLICATE
@@ -263,14 +271,6 @@ class Master(ServedMaster):
         """Called under the lock, of which the driver alone is notified: it need not look at what changes nothing."""
         if self._state.next_work() is not None:
             self._changed.notify_all()
-
-    def _judge(self, push: Push) -> PushReply | Ticket | None:
-        self._state.refuse_failed()
-        ours = self.job.job
-        if push.job not in ("", ours):
-            raise JobFailed(f"the master runs another job now ({ours}); the push is of {push.job}")
-        found = self._state.judge(push)
-        return PushReply(*found, self._state.version) if isinstance(found, tuple) else found
 
     def _problem(self, push: Push) -> str | None:
         """Why a push is to be skipped; None: it is not."""

@@ -15,13 +15,13 @@ from elastable.master.api import (
     Lease,
     Push,
     PushOutcome,
+    PushReply,
     Task,
     TaskKind,
     Tensor,
-    WorkerIdentity,
 )
 from elastable.master.commits.accumulate import Accumulated, add_metrics
-from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket, Verdict
+from elastable.master.commits.push_protocol import AsyncPushes, PushProtocol, SyncPushes, Ticket
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
@@ -123,25 +123,6 @@ class JobState:
             kind = ShardLost if isinstance(self.failure, ShardLost) else JobFailed
             raise kind(f"the job failed: {type(self.failure).__name__}: {self.failure}") from self.failure
 
-    def join(self, worker: WorkerIdentity) -> None:
-        """Opens a session of the worker."""
-        self.board.join(worker.incarnation)
-        self.workers.joined(worker)
-
-    def leave(self, incarnation: str) -> tuple[WorkerIdentity, int] | None:
-        """Ends a session of the worker; with its last one everything it holds is freed.
-
-        Returns:
-            The worker, and how many micro-batches it held; None: it has another session.
-        """
-        worker, held = self.workers.identity(incarnation), self.board.held_by(incarnation)
-        if not self.workers.closed(incarnation):
-            return None
-        if not self.ending and not self.board.over:
-            self.workers.left(worker, held)
-        self.board.release(incarnation)
-        return worker, held
-
     def lease(self, incarnation: str, want: int, holding: Collection[Task] | None) -> Lease:
         """Tasks for a worker that has joined; see `MasterApi.lease_tasks`."""
         if self.ending:
@@ -169,11 +150,17 @@ class JobState:
         there = self.snapshot is not None and self.snapshot.version == version
         return self.snapshot if there else None
 
-    def judge(self, push: Push) -> Verdict | Ticket | None:
+    def judge(self, push: Push) -> PushReply | Ticket | None:
         """What becomes of a push, or None where it is to be taken; see `PushProtocol.judge`."""
+        self.refuse_failed()
+        ours = self.schedule.job.job
+        if push.job not in ("", ours):
+            raise JobFailed(f"the master runs another job now ({ours}); the push is of {push.job}")
         if self.ending:
-            return PushOutcome.STALE, f"the job has ended: {self.stop_reason or 'all is trained'}"
-        return self.pushes.judge(push, self.version)
+            why = f"the job has ended: {self.stop_reason or 'all is trained'}"
+            return PushReply(PushOutcome.STALE, why, self.version)
+        found = self.pushes.judge(push, self.version)
+        return PushReply(*found, self.version) if isinstance(found, tuple) else found
 
     def take(self, push: Push, skipped: bool) -> Ticket:
         """Counts a push that `judge` let through."""
@@ -197,7 +184,7 @@ class JobState:
         """What can be done now, if anything."""
         if self.failure is not None or self.stop_reason is not None:
             return Work(over=True)
-        if (evaluated := self.board.evaluated) is not None:
+        if self.board.evaluations and (evaluated := self.board.evaluated) is not None:
             return Work(evaluated=evaluated)
         if self.board.awaited is not None:
             return None

@@ -110,6 +110,8 @@ class Waits:
 
     def tasks_free(self) -> None:
         """There may be tasks for somebody; whoever has waited longest is first."""
+        if not self._askers:
+            return
         answered: list[str] = []  # of a thousand that wait, a few are: the others are not even looked at
         for worker, asker in self._askers.items():
             if not self._state.ending and not self._state.board.offers():

@@ -348,7 +348,8 @@ class DenseState(DenseTensors):
             self._update.count()
 
     def finalize_averages(self) -> None:
-        self._update.finalize_averages([self.trained[number] for number in self._active])
+        if inner_optimizer(self._optimizer).use_ema:
+            self._update.finalize_averages([self.trained[number] for number in self._active])
 
     def _compiled(self, whole: bool) -> Callable[..., object]:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
@@ -443,7 +444,7 @@ class KerasUpdate:
 
     def finalize_averages(self, variables: Sequence[keras.Variable]) -> None:
         """Assigns variables their moving averages, where they have some: what Keras does at the end of `fit`."""
-        if not self._optimizer.use_ema or not self.number():
+        if not self.number():
             return
         known = zip(self._optimizer._trainable_variables, self._optimizer._model_variables_moving_average, strict=True)
         averages = {id(variable): average for variable, average in known}

@@ -24,7 +24,6 @@ from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
-    JobStatus,
     Lease,
     Push,
     PushReply,
@@ -238,11 +237,11 @@ class SessionStreams:
         self._master = master
         self._open: set[_SessionStream] = set()
         self._open_sessions: Counter[str] = Counter()  # open sessions by incarnation
-        self._heard: Future[JobStatus] | None = None
+        self._heard: Future[str] | None = None
         self._closed = False
         self._lock = Lock()
 
-    def open(self, worker: WorkerIdentity, context: grpc.ServicerContext) -> Later[JobStatus | None]:
+    def open(self, worker: WorkerIdentity, context: grpc.ServicerContext) -> Later[str | None]:
         """Opens one worker's session, which ends with its stream.
 
         Returns:
@@ -291,7 +290,7 @@ class SessionStreams:
         for each in streams:
             each.end()
 
-    def _job_ended(self, ended: Future[JobStatus]) -> None:
+    def _job_ended(self, ended: Future[str]) -> None:
         with self._lock:
             streams = [each for each in self._open if each.ended is ended]
         for each in streams:
@@ -307,19 +306,19 @@ class _SessionStream:
         news: How the job ended; None: the session ended before.
     """
 
-    def __init__(self, session: Session, ended: Future[JobStatus]) -> None:
+    def __init__(self, session: Session, ended: Future[str]) -> None:
         self.session = session
         self.ended = ended
-        self.news: Future[JobStatus | None] = Future()
+        self.news: Future[str | None] = Future()
         self._over: Future[None] = Future()
         self._closed = False
         self._lock = Lock()
 
-    def rest(self, status: JobStatus | None) -> Answer:
+    def rest(self, news: str | None) -> Answer:
         """What the stream ends with."""
-        if status is None:
+        if news is None:
             return ()
-        event = master_pb2.JobEvent(finished=_reason(status))
+        event = master_pb2.JobEvent(finished=news)
         return Later(self._over, lambda _: (), (event,))
 
     def end(self) -> None:
@@ -331,7 +330,3 @@ class _SessionStream:
         self.session.close()
         settle(self.news, None)
         settle(self._over, None)
-
-
-def _reason(status: JobStatus) -> str:
-    return f"the job {status.state} at version {status.version} of {status.versions_total}"

@@ -198,11 +198,13 @@ class TaskBoard:
         self._held.setdefault(worker, set())
         self._progress.setdefault(worker, self._now())
 
-    def release(self, worker: str) -> None:
-        """Removes a worker and frees everything it holds."""
-        for group, number in self._held.pop(worker, ()):
+    def release(self, worker: str) -> int:
+        """Removes a worker and frees everything it holds; how many micro-batches that were."""
+        held = self._held.pop(worker, ())
+        for group, number in held:
             group.give_back(number, worker)
         self._progress.pop(worker, None)
+        return len(held)
 
     def held_by(self, worker: str) -> int:
         """Unfinished micro-batches that the worker holds."""
@@ -232,14 +234,16 @@ class TaskBoard:
             if current or not self._schedule.by_epoch:
                 most = max(want - len(granted), 1 if current else 0)
                 granted += self._grant_share(group, worker, most, version + ahead)
-            if ahead == 0:
+            if ahead == 0 and self.evaluations:
                 granted += self._evaluate_concurrently(worker, want - len(granted))
-        if not groups:
+        if not groups and self.evaluations:
             granted += self._evaluate_concurrently(worker, want - len(granted))
+        now = False
         for task in granted:
-            if task.version <= version:
-                return tuple(granted)
-        return (*granted, *self._back_up(worker, version))
+            now |= task.version <= version
+        if not now and len(self._held) > 1:  # what others hold
+            granted += self._back_up(worker, version)
+        return tuple(granted)
 
     def offers(self) -> bool:
         """Whether a worker that asks now may get something; False: none does, however it asks."""
@@ -286,13 +290,12 @@ class TaskBoard:
             if not self._is_free(group, number):
                 revoked.append(task)
             elif worker not in group.granted.get(number, ()):  # else it ended: kept until another asks
-                self._grant(group, number, worker)
+                self._grant(group, number, worker, version)
         lost = []
         for group, number in sorted(self._held[worker] - held, key=_in_order):
             if self._is_live(group, number, worker):
-                self._grant(group, number, worker)
                 ahead = self._groups.index(group) if group.kind is TaskKind.TRAIN else 0
-                lost.append(self._task(group, number, version + ahead))
+                lost.append(self._grant(group, number, worker, version + ahead))
         return Lease(tuple(lost), revoked=tuple(revoked))
 
     def give_back(self, micro_batch: int, worker: str) -> None:
@@ -347,17 +350,15 @@ class TaskBoard:
                 groups.append(self.evaluations[version])
         return groups
 
-    def _task(self, group: TaskGroup, number: int, version: int) -> Task:
-        if group.kind is TaskKind.EVALUATE:
-            return self._schedule.evaluation(group.version, number)
-        return self._schedule.task(version, number)
-
-    def _grant(self, group: TaskGroup, number: int, worker: str) -> None:
-        """Gives a micro-batch to the worker; earlier holders may still answer."""
+    def _grant(self, group: TaskGroup, number: int, worker: str, version: int) -> Task:
+        """Gives a micro-batch to the worker; earlier holders may still answer. `version`: of training."""
         holders = group.granted.setdefault(number, {})
         holders.pop(worker, None)  # dicts keep the position of a key: the latest grant must be last
         holders[worker] = self._now()
         self._held[worker].add((group, number))
+        if group.kind is TaskKind.EVALUATE:
+            return self._schedule.evaluation(group.version, number)
+        return self._schedule.task(version, number)
 
     def _grant_share(self, group: TaskGroup, worker: str, want: int, version: int) -> list[Task]:
         """Grants up to `want` free micro-batches of the group, and no more than the worker's fair share."""
@@ -370,8 +371,7 @@ class TaskBoard:
                 room -= 1
         granted: list[Task] = []
         while len(granted) < min(want, room) and (free := self._lowest_free(group)) is not None:
-            self._grant(group, free, worker)
-            granted.append(self._task(group, free, version))
+            granted.append(self._grant(group, free, worker, version))
         return granted
 
     def _lowest_free(self, group: TaskGroup) -> int | None:
@@ -438,8 +438,6 @@ class TaskBoard:
 
     def _evaluate_concurrently(self, worker: str, want: int) -> list[Task]:
         """Tasks of the oldest concurrent evaluation that has some for the worker."""
-        if not self.evaluations:
-            return []
         most = min(want, 1)
         if not self.is_open:
             most = max(most, _AT_ONCE - self._evaluating_now(worker))
@@ -458,8 +456,7 @@ class TaskBoard:
         group, number, _ = longest
         if any(other is group for other, _ in self._held[worker]):
             return []
-        self._grant(group, number, worker)
-        return [self._task(group, number, version)]
+        return [self._grant(group, number, worker, version)]
 
     def _longest_held(self) -> tuple[TaskGroup, int, float] | None:
         """What has been in progress for longest of the group that is waited for, and when a backup may be given."""

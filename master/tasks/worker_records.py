@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from elastable.master.api import GoneWorker, JobSpec, Refusal, Session, WorkerIdentity, WorkerStatus
+from elastable.master.api import GoneWorker, JobSpec, Refusal, WorkerIdentity, WorkerStatus
 
 _POINTS = 32
 _MOST_GONE = 32
@@ -89,12 +89,12 @@ class WorkerRecords:
         self._records.setdefault(worker.incarnation, _Record(self._now())).heard = self._now()
         self._gone.pop(worker.incarnation, None)
 
-    def closed(self, incarnation: str) -> bool:
-        """The worker closes a session; returns whether it was its last."""
+    def closed(self, incarnation: str) -> WorkerIdentity | None:
+        """The worker closes a session; returns the worker where it was its last."""
         worker, count = self.present.pop(incarnation)
         if count > 1:
             self.present[incarnation] = (worker, count - 1)
-        return count == 1
+        return worker if count == 1 else None
 
     def counted(self, incarnation: str, records: int) -> None:
         """A training micro-batch of so many records counted."""
@@ -155,26 +155,19 @@ class Refusals:
         return tuple(self._by_reason.values())
 
 
-class LocalSession(Session):
-    """A session in the master's own process."""
+@dataclass(eq=False)
+class LocalSession:
+    """A `Session` in the master's own process; `leave` ends it there."""
 
-    def __init__(self, job: JobSpec, leave: Callable[[], None], store_session: bytes = b"") -> None:
-        self._job, self._store_session = job, store_session
-        self._leave = leave
-        self._closed = False
-
-    @property
-    def job(self) -> JobSpec:
-        return self._job
-
-    @property
-    def store_session(self) -> bytes:
-        return self._store_session
+    job: JobSpec
+    leave: Callable[[], None]
+    store_session: bytes = b""
+    closed: bool = False
 
     def alive(self) -> bool:
-        return not self._closed
+        return not self.closed
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._leave()
+        if not self.closed:
+            self.closed = True
+            self.leave()

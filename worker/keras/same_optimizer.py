@@ -32,6 +32,7 @@ _SKIPPED = (
     type,
 )
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum)
+_TF_VARIABLES = "tensorflow.python.ops.resource_variable_ops"
 _MOST_ELEMENTS = 1000  # of a list; of a longer one its length counts
 
 
@@ -98,7 +99,8 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
     if isinstance(value, _SCALARS):
         found[name] = repr(value)
         return
-    if isinstance(value, _SKIPPED) or id(value) in seen or _is_tf_variable(value):
+    kind = type(value)
+    if isinstance(value, _SKIPPED) or id(value) in seen or kind.__module__ == _TF_VARIABLES:
         return
     seen.add(id(value))
     if isinstance(value, np.ndarray) or keras.ops.is_tensor(value):
@@ -122,16 +124,12 @@ def _read(name: str, value: object, found: dict[str, object], seen: set[int]) ->
         for place, each in enumerate(value[:_MOST_ELEMENTS]):
             _read(f"{name}[{place}]", each, found, seen)
     else:
-        found[name] = type(value)
+        found[name] = kind
         settings = hasattr(value, "get_config") or hasattr(value, "__dataclass_fields__")
         if settings or isinstance(value, types.SimpleNamespace):
             for attribute, part in sorted(getattr(value, "__dict__", {}).items()):
                 if not attribute.endswith(("built", "_build_input_shape", "_variables")):
                     _read(f"{name}.{attribute}", part, found, seen)
-
-
-def _is_tf_variable(value: object) -> bool:
-    return type(value).__module__ == "tensorflow.python.ops.resource_variable_ops"
 
 
 def _checksum(array: np.ndarray) -> int:

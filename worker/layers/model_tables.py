@@ -32,10 +32,14 @@ def pretrained_rows(layers: Sequence[StoreBacked], unseeded: bool = False) -> di
     Raises:
         BadInput: layers that share a table were given different rows.
     """
-    new = [layer for layer in reversed(layers) if layer.source is None]
+    found, new = dict[str, Float32](), list[StoreBacked]()
+    for layer in reversed(layers):
+        if layer.source is None:
+            new.append(layer)
+    if not new:
+        return found
     new.sort(key=lambda layer: layer.pretrained is not None)
     _refuse_different(new[::-1])
-    found = {}
     for layer in new:
         if (rows := first_rows(layer, unseeded)) is not None:
             found[layer.table_name] = rows

@@ -10,7 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays, map_arrays, named_parts, records_of, refuse_large_ids
 from elastable.worker.readers.batch.ragged import Leaf, taken
 from elastable.worker.readers.batch.reader import Batch, Reader, checked_indices
-from elastable.worker.readers.stream_reader import is_iterator, is_stream
+from elastable.worker.readers.stream_reader import is_stream
 
 
 class NumpyReader(Reader):
@@ -93,7 +93,7 @@ def as_reader(data: object, endless: bool = False) -> Reader:
 
 
 def _kind(data: object) -> str:
-    if is_stream(data) or is_iterator(data):
+    if is_stream(data):
         return (f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number: wrap it in "
                 "et.StreamReader, which reads it once (of one without an end, count= batches)")  # fmt: skip
     if hasattr(data, "__array__"):

@@ -248,8 +248,8 @@ class StreamReader(Reader):
 
 
 def is_stream(data: object) -> bool:
-    """Whether `data` is a stream of a known library."""
-    return bool(_STREAMS & _kinds_of(data))
+    """Whether `data` gives batches one after the other: a dataset or a loader of a known library, or an iterator."""
+    return hasattr(data, "__next__") or bool(_STREAMS & _kinds_of(data))
 
 
 def is_iterator(data: object) -> bool:

@@ -134,7 +134,7 @@ def _exact(value: object, given: _Input | keras.KerasTensor) -> object:
     refuse_masked(value, called(name))
     array = np.asarray(value)
     if "int" in dtype:
-        return exact_leaf(array, "x", given)
+        return exact_leaf(array, given, "x")
     if dtype == "string" and array.dtype.kind == "O" and array.size and not is_text(array):
         place = next(place for place, each in enumerate(array.flat) if not isinstance(each, str | bytes))
         raise BadIds(f"x: {called(name)}: record {_record_of(array, place)}: {array.flat[place]!r} is no string")
@@ -164,14 +164,14 @@ def _require_length(
 
 
 def exact_leaf(
-    leaf: object, source: str, given: _Input | keras.KerasTensor, numbers: Sequence[int] | Int64 | None = None
+    leaf: object, given: _Input | keras.KerasTensor, source: str, numbers: Sequence[int] | Int64 | None = None
 ) -> object:
     """The values that an integer input is given, in its dtype: integers, and floats that are; others as they are.
 
     Args:
         leaf: Records; a tensor is one of a reader of the user's own.
-        source: Where they are from, for messages.
         given: The input; only an integer one is looked at.
+        source: Where they are from, for messages.
         numbers: Number of each record, for messages; None: its place.
 
     Raises:
@@ -190,9 +190,9 @@ def exact_leaf(
         return leaf
     if not isinstance(leaf, np.ndarray | RaggedArray | SparseArray):
         return _exact(leaf, given)
-    where, values = f"{source}: {called(name)}", leaf if isinstance(leaf, np.ndarray) else _values_of(leaf)
+    values = leaf if isinstance(leaf, np.ndarray) else _values_of(leaf)
     if values.dtype.kind in "SUOc" or values.dtype.itemsize > _WIDEST:
-        values = _plain_numbers(where, leaf, values, dtype, numbers)
+        values = _plain_numbers(f"{source}: {called(name)}", leaf, values, dtype, numbers)
         leaf = map_values(lambda _: values, leaf)
     if values.dtype.kind == "f":
         place = first_inexact(values)
@@ -211,7 +211,7 @@ def exact_leaf(
     if place is not None:
         record = _record_of(leaf, place)
         number = record if numbers is None else numbers[record]
-        raise BadIds(f"{where}: record {number}: {reason}; {BELONGS.format(dtype)}")
+        raise BadIds(f"{source}: {called(name)}: record {number}: {reason}; {BELONGS.format(dtype)}")
     exact = exact.astype(dtype, copy=False)
     return exact if isinstance(leaf, np.ndarray) else map_values(lambda _: exact, leaf)
 

@@ -1,3 +1,3 @@
 """The worker's main loop: tasks, prefetched rows, micro-batches."""
 
-__all__ = ["compute", "loop", "worker_measures"]
+__all__ = ["compute", "loop", "work_here", "worker_measures"]

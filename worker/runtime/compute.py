@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +82,7 @@ class MicroBatchComputer:
 
     Args:
         model: A built model.
-        readers: The splits; they are read as the model's inputs want them.
+        readers: The splits, as long as the job says; they are read as the model's inputs want them.
         sample: A batch as the model takes it, for its shapes.
         source: Source of rows for calls whose ids cannot be planned.
         deadline_s: Seconds to retry a lookup of ids that could not be planned.
@@ -105,7 +104,6 @@ class MicroBatchComputer:
         keras_draws: bool = False,
         shares_model: bool = False,
     ) -> None:
-        require_same_records(job, readers)
         self._model = model
         self._job = job
         self._readers: dict[TaskKind, Reader] = {}
@@ -122,7 +120,12 @@ class MicroBatchComputer:
         steps = plan_step(model, self.spec)
         several = job.micro_batches_per_version > 1 and job.average != "batches"
         seed, average = None if keras_draws else job.seed, job.average if several else None
-        self._traced = TracedSteps(model, self._likes, _sizes(job), seed, average, steps)
+        evaluated = job.evaluation_batch_size or job.micro_batch_size
+        sizes = {
+            TaskKind.TRAIN: (job.micro_batch_size, job.even_batches),
+            TaskKind.EVALUATE: (evaluated, job.validation_records % evaluated == 0),
+        }
+        self._traced = TracedSteps(model, self._likes, sizes, seed, average, steps)
         self._traced.rows.source, self._traced.rows.deadline_s = source, deadline_s
         self._shares_model = shares_model
         self._held: DenseSnapshot | None = None
@@ -179,8 +182,10 @@ class MicroBatchComputer:
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
         number = prepared.task.micro_batch
-        with self._weights_kept():
+        try:
             result: StepResult = self._traced.steps[TaskKind.TRAIN](prepared.batch, bets, prepared.ids, number)
+        finally:
+            self._put_back()
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
         return result
@@ -208,27 +213,16 @@ class MicroBatchComputer:
 
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""
-        with self._weights_kept():
+        try:
             state: tuple[Tensor, ...] = self._traced.steps[TaskKind.EVALUATE](prepared.batch, bets, prepared.ids)
+        finally:
+            self._put_back()
         return state
 
-    @contextmanager
-    def _weights_kept(self) -> Iterator[None]:
-        """Around a micro-batch: the master reads the weights of a model that it shares whenever it likes."""
-        try:
-            yield
-        finally:
-            if self._shares_model and self._held is not None:
-                self._traced.mirror.assign(self._held, states_only=True)
-
-
-def _sizes(job: JobSpec) -> dict[TaskKind, tuple[int, bool]]:
-    """Size of a batch, and whether all are of it."""
-    evaluated = job.evaluation_batch_size or job.micro_batch_size
-    return {
-        TaskKind.TRAIN: (job.micro_batch_size, job.even_batches),
-        TaskKind.EVALUATE: (evaluated, job.validation_records % evaluated == 0),
-    }
+    def _put_back(self) -> None:
+        """A micro-batch is over: the master reads the weights of a model that it shares whenever it likes."""
+        if self._shares_model and self._held is not None and self._held.states:
+            self._traced.mirror.assign(self._held, states_only=True)
 
 
 # What is traced of a model
@@ -248,7 +242,7 @@ class TracedSteps:
 
     Args:
         likes: TypeSpecs of the batches of each kind of task.
-        sizes: How the records of each kind are cut into batches.
+        sizes: How the records of each kind are cut into batches: their number, and whether all have as many.
         seed, average, own: As of `TrainStep`, `steps` as `own`.
     """
 
@@ -263,7 +257,9 @@ class TracedSteps:
     ) -> None:
         kept = dict(kept_traces(model)) if own is None else {}
         functions = {TaskKind.TRAIN: model.train_function, TaskKind.EVALUATE: model.test_function}
-        forms = {kind: (kind, repr(like), sizes[kind], functions[kind], seed, average) for kind, like in likes.items()}
+        forms = {}
+        for kind, like in likes.items():
+            forms[kind] = (kind, repr(like), sizes[kind], functions[kind], seed, average)
         self.rows: _UnplannedRows = kept.get("rows") or _UnplannedRows()
         self.mirror: DenseMirror = kept.get("mirror") or DenseMirror(
             *dense_parts(model, own.weights() if own else None)

@@ -3,9 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 
@@ -39,7 +39,6 @@ from elastable.master.api import (
     Push,
     PushId,
     PushOutcome,
-    ServedMaster,
     Session,
     SyncPushId,
     Task,
@@ -273,64 +272,12 @@ class TaskFeed:
             self._changed.notify_all()
 
 
-class DirectFeed(TaskFeed):
-    """Of a worker in its master's thread: tasks are leased by direct calls, for which nobody waits.
-
-    Data and ids of the next tasks are prepared in another thread while the worker computes.
-    """
-
-    def __init__(self, master: ServedMaster, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
-        super().__init__(master, incarnation, prepare, ahead)
-        self._here = master
-        self._preparing: dict[Task, Future[Prepared]] = {}
-        self._preparer = DaemonExecutor("elastable-task-feed")
-
-    def start(self) -> None:
-        """Nothing: the master is asked by `head`."""
-
-    def head(self, wait_s: float) -> Prepared | None:
-        """The earliest task, once it is prepared; None: there is none now, or the job has ended."""
-        if self._idle or 4 * len(self._preparing) <= self._ahead:
-            self._idle = False
-            want = max(0, self._ahead - len(self._preparing))
-            lease = self._master.lease_tasks(self._incarnation, want, wait_s, tuple(self._preparing))
-            for task in lease.revoked:
-                self._preparing.pop(task, None)
-            for task in lease.tasks:
-                if task not in self._preparing:
-                    self._preparing[task] = self._preparer.submit(partial(self._prepare, task))
-        if not self._preparing:
-            return None
-        first = self._preparing[min(self._preparing)]
-        while not wait((first,), _LOOK_EVERY_S).done:  # its reader may be waiting for a stream that is away
-            if self._here.not_ready() is not None:
-                return None
-        return first.result()
-
-    def following(self, prepared: Prepared) -> Prepared | None:
-        """The earliest task after `prepared`, if it is prepared."""
-        later = min((task for task in self._preparing if task > prepared.task), default=None)
-        return self._preparing[later].result() if later is not None and self._preparing[later].done() else None
-
-    def idle(self) -> None:
-        """The next call of `head` asks for tasks that come before those which are here."""
-        self._idle = True
-
-    def done(self, prepared: Prepared) -> None:
-        """Removes a task that was computed or dropped."""
-        self._preparing.pop(prepared.task, None)
-        self._idle = prepared.task.kind is TaskKind.EVALUATE  # there may be more
-
-    def stop(self) -> None:
-        """Ends the thread; waits a few seconds for what it reads now."""
-        self._preparer.close(_JOIN_S)
-
-
 _log = logging.getLogger(__name__)
 
 #: How long one wait for a version lasts before the earliest task is looked at
 #: anew: an evaluation, or a task of a dead worker, may have taken its place.
 _VERSION_WAIT_S = 0.05
+_TASK_WAIT_S = 0.5
 _AHEAD = 4  # tasks to read and plan ahead
 
 
@@ -345,7 +292,6 @@ class Worker:
         measures: Counts what it does; None: not read by others.
         rows_to: Where gradients of rows go: the job's store servers; None: to the master, with all others.
         rows_change: Whether callbacks may write rows of a version that is committed: none are looked up ahead.
-        here: Its master, where it works in the master's thread, by calls of `work` (`working_here`); None: by `run`.
 
     Attributes:
         job_ended: After `run`: the last status of the job; None: its master is gone, or this worker left before.
@@ -363,10 +309,9 @@ class Worker:
         measures: WorkerMeasures | None = None,
         rows_to: ShardStore | None = None,
         rows_change: bool = False,
-        here: ServedMaster | None = None,
     ) -> None:
         self._measures = measures or WorkerMeasures()
-        self._measures.sessions.add(1)
+        self._measures.sessions += 1
         self._master, self._deadline_s = master, deadline_s
         self._computer, self._source = computer, source
         self._session, self._identity = session, identity
@@ -379,16 +324,10 @@ class Worker:
         self._ahead_since: float | None = None  # since when the master has been at an earlier version
         self._stopped = False
         self.job_ended: JobStatus | None = None
-        self._here, self._version_wait_s = here, _VERSION_WAIT_S if here is None else 0.0
-        of_feed = identity.incarnation, computer.prepare, _AHEAD
-        self._feed = TaskFeed(master, *of_feed) if here is None else DirectFeed(here, *of_feed)
-        self._refuse_ended = self._feed.refuse_failed if here is None else here.refuse_ended
+        self._feed = TaskFeed(master, identity.incarnation, computer.prepare, _AHEAD)
         self.counted = 0
         self._rows_ahead = RowsAhead(source, deadline_s, session.job.job)
         self._rows_to = rows_to
-        self._tiered: EmbeddingStore | None = None  # whose cold rows it reads ahead
-        if here is not None and rows_to is None and isinstance(source, EmbeddingStore):
-            self._tiered = source if source.flush_status() is not None else None
         self._show_session()
 
     def run(self) -> int:
@@ -397,23 +336,19 @@ class Worker:
         Raises:
             ElastableError: what stopped it; also reported to the master.
         """
-        with self.working():
+        self._feed.start()
+        try:
             while not self._feed.finished() and not self._stopped:
-                self.work(wait_s=0.5)
+                prepared = self._feed.head(_TASK_WAIT_S)
+                if not self._session.alive() or self._feed.outside:
+                    self._rejoin()
+                elif prepared is not None:
+                    self._attempt(prepared)
             if not self._stopped and self._session.alive():
                 with suppress(ElastableError):  # it waits for open sessions before it goes, and so answers
                     self.job_ended = self._master.status()
-        return self.counted
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Around its work: what stops it is reported to the master, if that is not its caller, and its session ends."""
-        self._feed.start()
-        try:
-            yield
         except Exception as error:
-            if self._here is None:
-                self._report(error)
+            self._report(error)
             raise
         finally:
             self._feed.stop()
@@ -421,19 +356,7 @@ class Worker:
             self._session.close()
             self._feed.join()
             self._measures.close()
-
-    def work(self, wait_s: float = 0.0) -> bool:
-        """Computes the earliest task that it has; False: there is none that can be computed now.
-
-        Args:
-            wait_s: Seconds to wait for a task.
-        """
-        prepared = self._feed.head(wait_s)
-        if not self._session.alive() or self._feed.outside:
-            self._rejoin()
-        elif prepared is not None:
-            return self._attempt(prepared)
-        return False
+        return self.counted
 
     def not_ready(self) -> dict[str, str]:
         """Why it cannot work now, for health checks; empty: it can."""
@@ -443,14 +366,14 @@ class Worker:
         """Makes `run` return after the current micro-batch."""
         self._stopped = True
 
-    def _attempt(self, prepared: Prepared) -> bool:
-        """Computes the task; False: its version is not committed."""
+    def _attempt(self, prepared: Prepared) -> None:
+        """Computes the task, if its version is committed."""
         try:
             with self._measures.phase("wait"):
                 held = self._hold(prepared.task)
             if not held:
                 self._feed.idle()
-                return False
+                return
             task = prepared.task
             job, computed_on = self._session.job.job, self._snapshots[task.kind].version
             with self._measures.micro_batch(job, task, computed_on, self._identity.incarnation):
@@ -461,17 +384,16 @@ class Worker:
             counted = 0
         except FutureVersion as ahead:
             self._go_back(ahead)
-            return False
+            return
         except NotJoined:
             # The master restarted during the computation and does not know this session.
             self._rejoin()
-            return False
+            return
         self._feed.done(prepared)
         self._measures.note(prepared.task.kind.value, bool(counted), prepared.records)
         if counted:
             self._ahead_since = None
             self.counted += 1
-        return True
 
     def _hold(self, task: Task) -> bool:
         """Gets the dense part of the task's version; False if it is not committed yet."""
@@ -479,7 +401,7 @@ class Worker:
         held = self._snapshots.get(task.kind)
         if wanted is None or held is None or held.version != wanted:
             # One for each kind: the version evaluated is not the version trained on.
-            held = self._master.pull_dense(self._identity.incarnation, wanted, self._version_wait_s)
+            held = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
             if held is None:
                 return False
             self._snapshots[task.kind] = held
@@ -499,54 +421,29 @@ class Worker:
         return AsyncPushId(self._identity.incarnation, self._sequence, task.micro_batch)
 
     def _train(self, prepared: Prepared) -> int:
-        if not prepared.records:
-            return self._pass_over(prepared)
-        rows = self._look_up(prepared)
-        self._look_ahead(prepared)
-        with self._measures.phase("compute"):
-            result = self._computer.train(prepared, rows)
         push = Push(
             id=self._next_id(prepared.task),
             records=prepared.records,
-            dense=result.dense,
-            slices=result.slices,
-            states=result.states,
-            metrics=result.metrics,
             job=self._session.job.job,
-            computed_on=None if self._sync else self._snapshots[TaskKind.TRAIN].version,
             incarnation=self._identity.incarnation,
-            divisor=result.divisor,
-            losses=result.losses,
-            once=result.once,
-            parts=result.parts,
-            not_finite=result.not_finite,
             bad_events=prepared.bad_events,
         )
+        if not prepared.records:  # no event of its stream could be read
+            self._master.report_gradient(push)
+            return 0
+        rows = self._look_up(prepared)
+        self._look_ahead(prepared)
+        with self._measures.phase("compute"):
+            computed_on = None if self._sync else self._snapshots[TaskKind.TRAIN].version
+            push = self._computer.train(prepared, rows).pushed(push, computed_on)
         with self._measures.phase("push"):
             if self._rows_to is not None:
-                push = push_rows(push, self._rows_to, self._session.job, self._deadline_s, self._refuse_ended)
-            if self._here is None:
-                reply = self._master.report_gradient(push)
-            elif (later := self._here.report_gradient_later(push)).done():
-                reply = later.result()
-            else:
-                return 1  # of an asynchronous job: this thread commits it next
+                push = push_rows(push, self._rows_to, self._session.job, self._deadline_s, self._feed.refuse_failed)
+            reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
         if reply.outcome is not PushOutcome.ACCEPTED:
             _log.info("micro-batch %d %s: %s", prepared.task.micro_batch, reply.outcome, reply.reason)
         return int(reply.outcome is PushOutcome.ACCEPTED)
-
-    def _pass_over(self, prepared: Prepared) -> int:
-        """Reports a micro-batch of a stream of which no event could be read."""
-        push = Push(
-            id=self._next_id(prepared.task),
-            records=0,
-            job=self._session.job.job,
-            incarnation=self._identity.incarnation,
-            bad_events=prepared.bad_events,
-        )
-        self._master.report_gradient(push)
-        return 0
 
     def _evaluate(self, prepared: Prepared) -> int:
         metrics = self._computer.evaluate(prepared, self._look_up(prepared))
@@ -562,7 +459,7 @@ class Worker:
         self._measures.lookups.add(asked)
 
         def look_up() -> dict[str, Float32]:
-            self._refuse_ended()  # a store that is lost for good ends the job before the retries run out
+            self._feed.refuse_failed()  # a store that is lost for good ends the job before the retries run out
             return self._source.lookup(asked, self._version_of(prepared.task))
 
         with self._measures.phase("lookup"):
@@ -571,15 +468,8 @@ class Worker:
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Starts the lookup of the next micro-batch, where its rows are already determined."""
-        if not self._looks_ahead:
-            return
-        following = self._feed.following(prepared)
-        # In its master's thread, which commits meanwhile, rows of the next version would only be waited for.
-        same = following is not None and following.task.version == prepared.task.version
-        if self._here is None or same:
-            self._rows_ahead.begin(following)
-        elif self._tiered is not None:
-            self._rows_ahead.begin(following, self._tiered)
+        if self._looks_ahead:
+            self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:
         """Starts again with a restarted master, which is at an earlier version, unless it stays behind: no restart."""
@@ -604,7 +494,7 @@ class Worker:
         before = self._session.job
         self._session = self._master.join(self._identity)
         self._show_session()
-        self._measures.sessions.add(1)
+        self._measures.sessions += 1
         _refuse_other_job(before, self._session.job)
         self._snapshots.clear()
         self._rows_ahead.forget()
@@ -627,31 +517,6 @@ class Worker:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:
             _log.warning("the master could not be informed of %s: %s", error, silence)
-
-
-@contextmanager
-def working_here(
-    master: ServedMaster,
-    computer: MicroBatchComputer,
-    store: EmbeddingStore,
-    deadline_s: float = 30.0,
-    measures: WorkerMeasures | None = None,
-    rows_change: bool = False,
-) -> Iterator[Callable[[], bool]]:
-    """A worker in the thread that drives its master: for the block, yields what `Master.run` takes as `work_here`.
-
-    Args:
-        computer: Of the master's own model.
-        store: The master's.
-        deadline_s, measures, rows_change: As of `Worker`.
-    """
-    identity = WorkerIdentity.of_this_process()
-    servers = store if isinstance(store, ShardStore) else None
-    session = master.join(identity)
-    worker = Worker(master, computer, store, session, identity, deadline_s, measures, servers, rows_change, here=master)
-    with worker.working():
-        # Twice: the first call may find out that the master has a task that comes before those which it has.
-        yield lambda: worker.work() or worker.work()
 
 
 def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.embedding_store.measures import Counts, Durations, LookupCounts, Total, VersionTrace, span
+from elastable.embedding_store.measures import Counts, Durations, LookupCounts, VersionTrace, span
 from elastable.master.api import Task, TaskKind
 from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
@@ -95,13 +96,12 @@ class StepProfile:
 # Profiles of micro-batches, for TensorBoard
 
 
+@dataclass(eq=False)
 class WorkerMeasures:
-    """Of one worker.
-
-    Args:
-        profile: Of some micro-batches; None: none is made.
+    """Of one worker, whose thread alone counts.
 
     Attributes:
+        profile: Of some micro-batches; None: none is made.
         micro_batches: By kind ("train" or "evaluate") and outcome ("counted" or "dropped").
         records: Of training micro-batches that counted.
         lookups: Its lookups, wherever the rows came from.
@@ -109,17 +109,18 @@ class WorkerMeasures:
         sessions: That it opened; each after the first follows a broken connection or a master that was restarted.
     """
 
-    def __init__(self, profile: StepProfile | None = None) -> None:
-        self._profile = profile
-        self.micro_batches, self.records = Counts(), Total()
-        self.lookups, self.phases = LookupCounts(), Durations()
-        self.sessions = Total()
+    profile: StepProfile | None = None
+    micro_batches: Counts = field(default_factory=Counts)
+    lookups: LookupCounts = field(default_factory=LookupCounts)
+    phases: Durations = field(default_factory=Durations)
+    records: int = 0
+    sessions: int = 0
 
     def note(self, kind: str, counted: bool, records: int) -> None:
         """A micro-batch of this kind is over."""
         self.micro_batches.add(kind, "counted" if counted else "dropped")
         if counted and kind == "train":
-            self.records.add(records)
+            self.records += records
 
     @contextmanager
     def micro_batch(self, job: str, task: Task, computed_on: int, worker: str) -> Iterator[None]:
@@ -128,7 +129,7 @@ class WorkerMeasures:
         Args:
             worker: Incarnation of the worker.
         """
-        profiled = nullcontext() if self._profile is None else self._profile.micro_batch(task)
+        profiled = nullcontext() if self.profile is None else self.profile.micro_batch(task)
         attributes = {"micro_batch": task.micro_batch, "kind": task.kind.value, "worker": worker}
         with span("micro-batch", trace_of(job, task, computed_on), attributes), profiled:
             yield
@@ -136,14 +137,14 @@ class WorkerMeasures:
     @contextmanager
     def phase(self, label: str) -> Iterator[None]:
         """Around a phase of a micro-batch."""
-        profiled = nullcontext() if self._profile is None else self._profile.phase(label)
+        profiled = nullcontext() if self.profile is None else self.profile.phase(label)
         with self.phases.timing(label), profiled:
             yield
 
     def close(self) -> None:
         """Nothing is measured any more: a profile that is being made is written."""
-        if self._profile is not None:
-            self._profile.close()
+        if self.profile is not None:
+            self.profile.close()
 
 
 def trace_of(job: str, task: Task, computed_on: int) -> VersionTrace:

@@ -41,16 +41,16 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
         IdOutOfRange: an id outside a fixed table; names table, id and position.
     """
     unique: dict[str, Int64] = {}
-    shapes = [ids.shape for ids in calls]
-    calls = [ids.reshape(-1) for ids in calls]
+    shapes, flat, by_table = list(map(np.shape, calls)), list(map(np.ravel, calls)), dict[str, list[int]]()
+    for call, table in enumerate(tables):
+        by_table.setdefault(table, []).append(call)
     inverses: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(calls)
-    for table in dict.fromkeys(tables):
+    for table, of_table in by_table.items():
         if table not in specs:
             raise TableNotFound(f"no table {table!r} in the job's store (tables: {', '.join(sorted(specs)) or 'none'})")
-        of_table = [call for call, name in enumerate(tables) if name == table]
-        ids = calls[of_table[0]] if len(of_table) == 1 else np.concatenate([calls[call] for call in of_table])
+        ids = flat[of_table[0]] if len(of_table) == 1 else np.concatenate([flat[call] for call in of_table])
         require_ids(specs[table], ids)
         unique[table], inverse = unique_ids(ids)
         for call in of_table:
-            inverses[call], inverse = np.split(inverse, [len(calls[call])])
+            inverses[call], inverse = np.split(inverse, [len(flat[call])])
     return IdSets(unique, inverses, shapes)

@@ -331,11 +331,6 @@ class StepPlan:
         return {table: apply.optimizer for apply in self.applies for table in apply.tables}
 
 
-def planned_optimizers(steps: StepPlan | None) -> list[keras.Optimizer]:
-    """Those of a step's updates; None: Keras' own step, with the optimizer of `compile()`."""
-    return [] if steps is None else [apply.optimizer for apply in steps.applies]
-
-
 def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
     """Traces a user's `train_step` on batches of `spec`; None: the model does not override it.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import keras
@@ -10,7 +10,7 @@ import keras
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ModelError
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.master.api import Divisor, GradientPart, Tensor
+from elastable.master.api import Divisor, GradientPart, Push, Tensor
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.rows.store_layer import StoreLayer
 
@@ -32,6 +32,13 @@ class StepResult:
     once: tuple[int, ...] = ()
     parts: tuple[GradientPart, ...] = ()
     not_finite: str = ""
+
+    def pushed(self, push: Push, computed_on: int | None = None) -> Push:
+        """The push of the micro-batch, with this result; `computed_on` as of `Push`."""
+        return replace(
+            push, dense=self.dense, slices=self.slices, states=self.states, metrics=self.metrics, divisor=self.divisor,
+            losses=self.losses, once=self.once, parts=self.parts, not_finite=self.not_finite, computed_on=computed_on,
+        )  # fmt: skip
 
 
 def dense_parts(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 import keras
@@ -64,7 +65,7 @@ def as_tensors(
     """
     parts = require_parts(batch, source)
     if model is not None:
-        x = map_inputs(model, parts[0], lambda leaf, given: exact_leaf(leaf, source, given, numbers))
+        x = map_inputs(model, parts[0], partial(exact_leaf, source=source, numbers=numbers))
         parts = (x, *parts[1:])
     if not backend().has_graphs:
         arrays: TensorBatch = keras.tree.map_structure(lambda leaf: _as_dense(leaf, source, model is not None), parts)
@@ -244,10 +245,10 @@ def _build_on_arrays(model: keras.Model, sample: TensorBatch) -> None:
     model.reset_metrics()
 
 
-def _draws_from_torch(layer: keras.Layer) -> bool:
+def _draws_globally(layer: keras.Layer) -> bool:
     generator = getattr(layer, "seed_generator", None)
     plain = isinstance(layer, keras.layers.Dropout) and layer.noise_shape is None and getattr(layer, "rate", 0) > 0
-    return backend().name == "torch" and plain and getattr(layer, "seed", 0) is None and generator is not None
+    return plain and getattr(layer, "seed", 0) is None and generator is not None
 
 
 def _as_single(tensor: tf.Tensor) -> tf.Tensor:
@@ -260,8 +261,10 @@ def warn_of_other_numbers(model: keras.Model, job: JobSpec) -> None:
     That are an optimizer that looks at all gradients at once, layers that train on statistics of a batch, where a batch
     is computed in several micro-batches, and on PyTorch dropout without a seed.
     """
-    unseeded = [repr(layer.name) for layer in layers_of(model) if _draws_from_torch(layer)]
-    if unseeded and is_seeded():
+    unseeded = []
+    if backend().name == "torch" and is_seeded():
+        unseeded = [repr(layer.name) for layer in layers_of(model) if _draws_globally(layer)]
+    if unseeded:
         _log.warning(
             "model %r: %s without a seed draws from PyTorch's global generator, from which Keras' data loader draws in "
             "model.fit, too, so a run with keras.utils.set_random_seed comes to other numbers; give it a seed",

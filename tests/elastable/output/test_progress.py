@@ -20,7 +20,7 @@ def test_a_full_disk_behind_the_output_ends_no_job() -> None:
     with full_disk() as full, pytest.raises(OSError, match="No space left"):
         Console(file=full).print("a line")
     with full_disk() as full, JobProgress(JobConsole(file=full), 100) as progress:
-        progress.epoch(0, 2, {"loss": 1.0})
+        progress.epoch(2, 0, {"loss": 1.0})
         progress.evaluation(3, {"val_loss": 1.0})
 
 

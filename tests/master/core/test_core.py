@@ -150,7 +150,8 @@ def test_a_finished_job_that_is_resumed_ends_at_once() -> None:
     result(bench, 1)
     again = Bench(store=bench.store, start=bench.master.progress())
     diary = Diary()
-    assert again.master.run(diary).state == "finished"
+    again.master.run(diary)
+    assert again.master.status().state == "finished"
     assert diary.entries == []
 
 

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, FutureVersion
 from elastable.embedding_store.shards.server_contract import Slices
-from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Task, TaskKind, WorkerIdentity
+from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, PushReply, Task, TaskKind
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committer import Committer
 from elastable.master.core.job_state import JobState
@@ -53,7 +53,7 @@ class Hall:
         self.trained: list[int] = []
         self.refused = 0
         for hand in self.hands:
-            state.join(WorkerIdentity(hand.name))
+            state.board.join(hand.name)
 
     def begin_all(self) -> Task:
         """Everybody computes on the current version; the task of the last one."""
@@ -91,8 +91,8 @@ class Hall:
 
     def offer(self, push: Push) -> PushOutcome:
         found = self.state.judge(push)
-        if isinstance(found, tuple):
-            return found[0]
+        if isinstance(found, PushReply):
+            return found.outcome
         if found is None:
             self.state.take(push, skipped=False)
             return PushOutcome.ACCEPTED
@@ -152,9 +152,9 @@ def test_a_push_at_the_bound_counts_and_one_beyond_it_does_not() -> None:
     # Two are on their way, so it would be committed two versions later, though none has been.
     push = Push(AsyncPushId("w2", 1, task.micro_batch), 1, computed_on=0)
     found = hall.state.judge(push)
-    assert isinstance(found, tuple)
-    assert found[0] is PushOutcome.STALE
-    assert "computed on version 0, it would be committed 2 versions later; the bound is 1" in found[1]
+    assert isinstance(found, PushReply)
+    assert found.outcome is PushOutcome.STALE
+    assert "computed on version 0, it would be committed 2 versions later; the bound is 1" in found.reason
     hall.commit()
     hall.commit()
     assert hall.ages == [0, 1]

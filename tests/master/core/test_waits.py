@@ -103,4 +103,4 @@ def test_all_waits_end_with_the_job(job: Running) -> None:
     wait = waiting(job, "you")
     job.master.stop("enough")
     assert wait.result(WAIT_S).finished
-    assert job.master.ended().result(WAIT_S).state in ("finished", "stopping")
+    assert job.master.ended().result(WAIT_S).startswith(("the job finished", "the job stopping"))

@@ -63,7 +63,7 @@ class Scripted(ServedMaster):
         self.asked: list[tuple[object, ...]] = []
         self.error: ElastableError | None = None
         self.snapshot = SNAPSHOT
-        self.end: Future[api.JobStatus] = Future()
+        self.end: Future[str] = Future()
         self.open: dict[str, int] = {}
         self.changed = threading.Condition()
 
@@ -99,7 +99,7 @@ class Scripted(ServedMaster):
     def status_of(self, state: str) -> api.JobStatus:
         return api.JobStatus("scripted", state, "sync", 3, 9, 0, 1, 24, {"loss": 0.5}, (), "memory")
 
-    def ended(self) -> Future[api.JobStatus]:
+    def ended(self) -> Future[str]:
         return self.end
 
     def await_open(self, incarnation: str, count: int) -> None:
@@ -220,7 +220,7 @@ def test_a_session_tells_the_job_and_its_end(client: MasterClient, scripted: Scr
     assert session.job == JOB
     assert session.alive()
     assert session.finished == ""
-    scripted.end.set_result(scripted.status_of("finished"))
+    scripted.end.set_result("the job finished at version 3 of 9")
     until(lambda: session.finished == "the job finished at version 3 of 9")
     assert session.alive(), "the worker leaves, it is not sent away"
     session.close()
@@ -230,7 +230,7 @@ def test_a_session_tells_the_job_and_its_end(client: MasterClient, scripted: Scr
 
 
 def test_a_session_that_begins_after_the_end_hears_of_it_at_once(client: MasterClient, scripted: Scripted) -> None:
-    scripted.end.set_result(scripted.status_of("failed"))
+    scripted.end.set_result("the job failed at version 3 of 9")
     session = client.join(WorkerIdentity("late"))
     until(lambda: session.finished == "the job failed at version 3 of 9")
     assert session.alive()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 
 import keras
@@ -36,9 +36,12 @@ from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.rpc.client import MasterClient, RemoteSession
 from elastable.master.rpc.master_service import master_service
 from elastable.worker.layers.embedding import Embedding
+from elastable.worker.readers.batch.reader import Batch
 from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.runtime import work_here
 from elastable.worker.runtime.compute import MicroBatchComputer
-from elastable.worker.runtime.loop import Worker, working_here
+from elastable.worker.runtime.loop import Worker
+from elastable.worker.runtime.work_here import WorkHere
 from elastable.worker.runtime.worker_measures import WorkerMeasures
 from elastable.worker.user_model.build import build_model, sample_batch
 from tests.ports import free_address
@@ -88,14 +91,17 @@ class Life:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
+    def worker(self, reader: NumpyReader = READER, measures: WorkerMeasures | None = None) -> WorkHere:
+        """For this thread."""
+        of_job = self.master.job, {TaskKind.TRAIN: reader}, SAMPLE, self.store, self.store.specs()
+        computer = MicroBatchComputer(self.model, *of_job, shares_model=True)
+        return WorkHere(self.master, computer, self.store, deadline_s=3600.0, measures=measures)
+
     def run(self, hooks: Hooks | None = None, here: bool = False) -> None:
         """Until its end; `here`: with a worker in this thread."""
         try:
             if here:
-                job, there = self.master.job, self.store.specs()
-                of_job = job, {TaskKind.TRAIN: READER}, SAMPLE, self.store, there
-                computer = MicroBatchComputer(self.model, *of_job, shares_model=True)
-                with working_here(self.master, computer, self.store, deadline_s=3600.0) as work:
+                with closing(self.worker()) as work:
                     self.master.run(hooks, work)
             else:
                 self.master.run(hooks)
@@ -404,16 +410,49 @@ def test_a_job_that_ends_does_not_wait_for_the_rows_of_its_thread(failed: bool) 
     assert life.master.status().version == 0
 
 
+class _Hanging(NumpyReader):
+    """A reader that does not answer, from its third micro-batch on."""
+
+    def __init__(self) -> None:
+        super().__init__(IDS, LABELS)
+        self.left, self.hanging, self.end = 2, threading.Event(), threading.Event()
+
+    def take(self, indices: Int64) -> Batch:
+        self.left -= 1
+        if self.left < 0:
+            self.hanging.set()
+            self.end.wait()
+        return super().take(indices)
+
+
+def test_a_job_that_is_stopped_waits_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C in `et.fit`, of a stream that is away: neither the caller nor the end of the process waits."""
+    monkeypatch.setattr(work_here, "_JOIN_S", 0.0)
+    life, reader = Life(), _Hanging()
+
+    def stop() -> None:
+        assert reader.hanging.wait(60)
+        life.master.stop("terminated")
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    try:
+        with closing(life.worker(reader)) as work:
+            life.master.run(work_here=work)
+        assert life.master.status().version <= 2
+        (reading,) = (thread for thread in threading.enumerate() if thread.name == "elastable-task-feed")
+        assert reading.daemon
+    finally:
+        reader.end.set()
+        stopping.join()
+        life.server.stop(0)
+
+
 def test_a_micro_batch_leaves_the_masters_model_as_it_was() -> None:
     """Between the micro-batches of a version a job may be interrupted, and writes a checkpoint then."""
-    life = Life(job := replace(JOB, grads_to_wait=2))
+    life, counted = Life(replace(JOB, grads_to_wait=2)), WorkerMeasures()
     before = list(map(np.copy, life.model.get_weights()))
-
-    computer = MicroBatchComputer(
-        life.model, job, {TaskKind.TRAIN: READER}, SAMPLE, life.store, life.store.specs(), shares_model=True
-    )
-    counted = WorkerMeasures()
-    with working_here(life.master, computer, life.store, measures=counted) as work:
+    with closing(life.worker(measures=counted)) as work:
 
         def work_once() -> bool:
             worked = work()
