@@ -112,7 +112,7 @@ class Assembly:
             given = pretrained_rows(store_layers(self.model), unseeded=self.as_keras)
         before = {}
         for layer, optimizer in self.trained_layers():
-            if isinstance(layer.source, EmbeddingStore):
+            if isinstance(layer.source, EmbeddingStore) and layer.table_name in layer.source.specs():  # else dropped
                 before[layer.table_name] = layer, layer.source, optimizer
             if layer.table_name in self.tables:
                 layer.require_trainable_by(optimizer, self.tables[layer.table_name])

@@ -160,3 +160,16 @@ def test_a_plain_table_that_moves_to_the_store_is_traced_again() -> None:
         else:
             model.fit(IDS, TARGETS, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert_same(ours, plain)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_table_that_was_dropped_between_two_fits_begins_anew(given: bool) -> None:
+    """As the refusal of a store with rows of others says how to begin anew."""
+    model, store = model_of(table := own_table()), et.MemoryStore() if given else None
+    fit(model, store=store)
+    ids = {table.table_name: np.unique(IDS)}
+    before = table.source.lookup(ids)[table.table_name]
+    table.source.drop_table(table.table_name)
+    fit(model, store=store)
+    assert table.source.row_count(table.table_name) == len(np.unique(IDS))
+    assert not np.array_equal(table.source.lookup(ids)[table.table_name], before)
