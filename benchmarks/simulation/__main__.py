@@ -3,7 +3,9 @@
 python -m benchmarks.simulation
 """
 
+import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from benchmarks.scale.setting import read_runs
 from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster, Outcome, of_run
 from benchmarks.simulation.job import simulated
+from elastable.embedding_store.errors import BadInput
 
 _PLOTS = Path(__file__).parents[2] / "docs" / "images"
 _WORKERS = (1, 3, 10, 30, 100, 300, 1_000)
@@ -35,6 +38,10 @@ _BASE = Cluster(
 _LARGE = 2_500_000
 """Dense values of a network of 10 MB."""
 
+_WANTED = (50_000, 200_000, 500_000)
+_ROW_BYTES = 2 * 4 * _BASE.dim + 24  # a value and a slot of Adagrad each, and its place in the index of ids
+_HOST_BYTES = 48 * 2**30
+
 Series = Mapping[str, Sequence[Outcome]]
 
 
@@ -42,7 +49,7 @@ def main() -> None:
     """Simulates, prints and writes `results/simulation.json` and the plots of docs/store-servers.md."""
     costs = Calibration.read()
     rows = _predictions(costs)
-    rows += _workers(costs) + _cards(costs) + _sizes(costs) + _stragglers(costs)
+    rows += _workers(costs) + _cards(costs) + _sizes(costs) + _stragglers(costs) + _needed(costs)
     publish("simulation", "Clusters of hosts of their own, simulated", rows)
 
 
@@ -105,6 +112,34 @@ def _stragglers(costs: Calibration) -> list[Row]:
         name = f"10 workers, 16 store servers, steps that differ by {100 * spread:.0f} %"
         rows.append(Row(name, outcome.examples_per_s, "examples/s", note=outcome.limit))
     return rows
+
+
+def _needed(costs: Calibration) -> list[Row]:
+    """Clusters that hold so many rows in memory, on hosts with 48 GiB for them, and train so many examples a second."""
+    found = []
+    for count in (1e8, 1e9, 1e10):
+        for wanted in _WANTED:
+            one, outcome = smallest(replace(_BASE, stores=math.ceil(count * _ROW_BYTES / _HOST_BYTES)), wanted, costs)
+            size = count * _ROW_BYTES / one.stores / 2**30
+            name = f"{count:,.0f} rows, {wanted:,}: {one.workers} workers, {one.stores} servers of {size:,.0f} GiB"
+            found.append(Row(name, outcome.examples_per_s, "examples/s", note=outcome.limit))
+    return found
+
+
+def smallest(least: Cluster, examples_per_s: float, costs: Calibration) -> tuple[Cluster, Outcome]:
+    """The fewest hosts that train so many examples a second, with `least.stores` store servers or more of them.
+
+    Raises:
+        BadInput: 64 times as many store servers and 128 workers do not.
+    """
+    found: list[tuple[Cluster, Outcome]] = []
+    for stores in (least.stores * 2**step for step in range(7)):
+        clusters = [replace(least, stores=stores, workers=workers) for workers in range(1, 129)]
+        at = bisect_left(clusters, examples_per_s, key=lambda one: simulated(one, costs).examples_per_s)
+        found += [(one, simulated(one, costs)) for one in clusters[at : at + 1]]
+    if not found:
+        raise BadInput(f"{examples_per_s:,.0f} examples/s: no number of hosts that was tried reaches them")
+    return min(found, key=lambda each: each[0].workers + each[0].stores)
 
 
 def _length(workers: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64, aligned
 from elastable.embedding_store.contract.row_source import LookupRequest
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
@@ -71,7 +71,7 @@ def rows_request(spec: TableSpec, ids: Int64) -> LookupRequest:
         BadIds: another dtype or shape.
     """
     ids = require_id_array(spec, ids)
-    return LookupRequest(spec.name, ids, np.empty((len(ids), spec.dim), np.float32))
+    return LookupRequest(spec.name, ids, aligned((len(ids), spec.dim), np.float32))
 
 
 def require_width(request: LookupRequest, dim: int) -> None:

@@ -56,6 +56,10 @@ class Backend(ABC):
     def assign(self, variable: keras.Variable, value: Array) -> None:
         """Sets a variable, also slots, which a program must not assign; the value is known to be of its shape."""
 
+    def tensor(self, array: Array, ours: bool = False) -> BackendTensor:
+        """The tensor of an array; `ours`: nobody changes it from now on, so that the tensor may be its memory."""
+        return keras.ops.convert_to_tensor(array)
+
     @abstractmethod
     def update(
         self,

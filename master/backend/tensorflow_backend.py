@@ -13,11 +13,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.pyct import loader
 
-from elastable.embedding_store.contract.arrays import Array
+from elastable.embedding_store.contract.arrays import Array, aligned, is_aligned
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.master.backend.contract import Backend, Update
 
 _MOST_THREADS = 2**31 - 1  # TensorFlow's number has 32 bits
+_FEW_BYTES = 4_096  # of which a second copy is cheaper than a capsule
 
 
 class TensorFlowBackend(Backend):
@@ -39,6 +40,15 @@ class TensorFlowBackend(Backend):
         # A raw operation: all workers of a version wait for this, and the shapes are known to match.
         tf.raw_ops.AssignVariableOp(resource=target.handle, value=tf.convert_to_tensor(value, target.dtype))
 
+    def tensor(self, array: Array, ours: bool = False) -> tf.Tensor:
+        if array.dtype.kind not in "fiu" or array.nbytes < _FEW_BYTES:
+            return tf.convert_to_tensor(array)
+        if not (ours and is_aligned(array)):
+            # TensorFlow itself copies twice: once always, and once more to memory that is aligned.
+            given, array = array, aligned(array.shape, array.dtype)
+            array[...] = given
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
     def update(
         self,
         body: Update,
@@ -50,7 +60,7 @@ class TensorFlowBackend(Backend):
         compiled = tf.function(body, autograph=False, input_signature=signature).get_concrete_function()
 
         def run(*arrays: Array) -> list[Array]:
-            return [tensor.numpy() for tensor in compiled(*map(tf.constant, arrays)) or ()]
+            return [tensor.numpy() for tensor in compiled(*map(self.tensor, arrays)) or ()]
 
         return run
 

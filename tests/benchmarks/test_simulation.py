@@ -8,9 +8,11 @@ import pytest
 from benchmarks.harness import RESULTS
 from benchmarks.scale.fit import error, least_squares
 from benchmarks.scale.setting import read_runs
+from benchmarks.simulation.__main__ import smallest
 from benchmarks.simulation.calibration import Calibration
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.job import simulated
+from elastable.embedding_store.errors import BadInput
 
 COSTS = Calibration.read()
 RUNS = read_runs(RESULTS / "scale_runs.json")
@@ -38,6 +40,15 @@ def test_more_store_servers_help_where_they_are_the_limit() -> None:
     few, many = (simulated(replace(CLUSTER, stores=stores), slow) for stores in (1, 4))
     assert few.limit == "store servers"
     assert many.examples_per_s > 2.5 * few.examples_per_s
+
+
+def test_the_fewest_hosts_reach_what_is_wanted_and_one_worker_less_does_not() -> None:
+    one, outcome = smallest(replace(CLUSTER, stores=2, examples=2_048), 200_000, COSTS)
+    assert outcome == simulated(one, COSTS)
+    assert simulated(replace(one, workers=one.workers - 1), COSTS).examples_per_s < 200_000 <= outcome.examples_per_s
+    assert one.stores >= 2
+    with pytest.raises(BadInput, match="1,000,000,000 examples/s: no number of hosts"):
+        smallest(replace(CLUSTER, stores=1), 1e9, COSTS)
 
 
 def test_a_large_dense_part_is_limited_by_the_master_or_its_card() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Array, Float32, Int64
+from elastable.embedding_store.contract.arrays import Array, Float32, Int64, aligned
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
@@ -108,9 +108,6 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
 # One micro-batch
 
 
-_ALIGNED = 64  # bytes: JAX copies what begins elsewhere
-
-
 class _Given(NamedTuple):
     """What a step gets besides the rows: its batch, masks of its calls, and which of the touched rows are there."""
 
@@ -156,9 +153,7 @@ class _ArrayStep:
             return np.empty((count, dim), np.float32)
         kept = self._gathered.get(call)
         if kept is None or kept.size < count * dim:
-            room = np.empty(4 * count * dim + _ALIGNED, np.uint8)
-            kept = room[-room.ctypes.data % _ALIGNED :][: 4 * count * dim].view(np.float32)
-            self._gathered[call] = kept
+            kept = self._gathered[call] = aligned((count * dim,), np.float32)
         return kept[: count * dim].reshape(count, dim)
 
     def _forward(

@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Tensor
+from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.worker.keras.seeds import seed_states, set_seeds
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
@@ -104,7 +105,8 @@ class ModelStep(ABC):
             self._function = self._traced().get_concrete_function()
         flat = tf.nest.flatten(batch, expand_composites=True)
         arrays = [*map(bets.__getitem__, self._tables), *ids.inverses, np.int64(micro_batch)]
-        return self._function(*flat, *map(tf.convert_to_tensor, arrays))
+        tensor = functools.partial(backend().tensor, ours=True)
+        return self._function(*flat, *map(tensor, arrays))
 
     def _traced(self) -> tf.types.experimental.PolymorphicFunction:
         """The step, compiled as `Model.fit` compiles its own: without AutoGraph."""
@@ -200,10 +202,7 @@ def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def _arrays(tensors: Iterable[tf.Tensor]) -> tuple[Tensor, ...]:
-    found = []
-    for tensor in tensors:
-        found.append(np.asarray(tensor.numpy()))  # numpy() of a scalar tensor is not an array
-    return tuple(found)
+    return tuple(map(np.asarray, tensors))
 
 
 # Training

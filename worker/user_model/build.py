@@ -100,7 +100,7 @@ def _as_tensor(value: object) -> TensorLike:
         records = np.repeat(np.arange(len(value)), np.diff(value.splits))
         indices = np.concatenate([records[:, np.newaxis], value.indices], axis=1)
         return tf.SparseTensor(indices, _as_tensor(value.values), [len(value), *value.shape])
-    return tf.convert_to_tensor(value)
+    return backend().tensor(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
 
 
 def sample_batch(reader: Reader, model: keras.Model | None = None) -> TensorBatch:

@@ -188,8 +188,8 @@ class TestLossScaling:
     def test_mixed_float16_as_it_is_compiled(self) -> None:
         ours, theirs = fitted(store_model(), K.SGD(0.5)), by_keras(K.SGD(0.5))
         assert isinstance(ours.optimizer, K.LossScaleOptimizer)
-        # float16 has eleven bits.
-        assert_close(ours, theirs, 2e-3)
+        # float16 has eleven bits, and rounds once more in every step.
+        assert_close(ours, theirs, 1e-2)
         assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations) == 3 * RECORDS // BATCH
 
     def test_micro_batches_overflow_together(self) -> None:

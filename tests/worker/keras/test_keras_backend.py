@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import aligned
 from elastable.embedding_store.errors import BadInput
 from elastable.master.backend.contract import backend
 
@@ -55,3 +57,24 @@ def test_the_file_of_keras_counts_where_the_environment_says_nothing(tmp_path: P
 def test_more_threads_than_tensorflow_can_count() -> None:
     with pytest.raises(BadInput, match="intra_op_threads 2147483648: at most 2147483647"):
         backend().set_threads(2**31)
+
+
+def test_a_tensor_shares_memory_only_with_what_nobody_changes() -> None:
+    """Aligned or not: a batch is the user's, and may be changed after the step has seen it."""
+    for start in range(4):
+        given = aligned((2_000,), np.float32)[start:]
+        given[:] = 1
+        apart, shared = backend().tensor(given), backend().tensor(given, ours=True)
+        given[:] = 2
+        assert apart.numpy().tolist() == [1] * len(given)
+        assert shared.numpy().tolist() == [1 if start else 2] * len(given)
+
+
+@pytest.mark.parametrize("array", [np.int64(3), np.array(["a"] * 2_000), np.ones((2, 3_000), bool), np.zeros((0, 9))])
+def test_a_tensor_of_any_array(array: np.ndarray) -> None:
+    for ours in (False, True):
+        tensor = backend().tensor(array, ours)
+        assert tensor.shape == array.shape
+        assert [each.decode() if isinstance(each, bytes) else each for each in tensor.numpy().ravel().tolist()] == (
+            array.ravel().tolist()
+        )
