@@ -27,10 +27,6 @@ _DATATYPES = {
 _DTYPES = {said: dtype for dtype, said in _DATATYPES.items()}
 _MOST_DIMENSIONS = 32  # that all of NumPy takes
 _LARGEST_SIZE = (1 << 31) - 1
-
-LARGE_JSON = 64 << 10
-"""Bytes from which JSON takes longer than others should wait; it is read and written so that other threads run then."""
-
 _AT_ONCE = 1_000  # records that are written by one call
 
 
@@ -338,11 +334,8 @@ def _plain(array: Array) -> list[object]:
 
 
 def _object(body: bytes, what: str) -> dict[str, object]:
-    numbers: dict[str, Any] = {}
-    if len(body) >= LARGE_JSON:  # a call of Python, between two of which another thread may go on
-        numbers = {"parse_int": lambda text: int(text), "parse_float": lambda text: float(text)}
     try:
-        said = json.loads(body, **numbers)
+        said = json.loads(body)
     except MALFORMED as error:
         raise BadInput(f"{what} is no JSON: {error}") from error
     if not isinstance(said, dict):

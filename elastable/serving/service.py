@@ -24,7 +24,6 @@ from elastable.models.predictor import Predictor
 from elastable.monitoring.http_server import ROLE
 from elastable.serving.batches import MOST_WAITING, Batches
 from elastable.serving.protocols import (
-    LARGE_JSON,
     held_version,
     infer_reply,
     infer_request,
@@ -35,6 +34,9 @@ from elastable.serving.protocols import (
 
 LARGEST_BODY = 16 << 20
 """Bytes of a request; one that is larger is answered with 413."""
+
+LARGE = 64 << 10
+"""Bytes of a request, or of outputs, from which others are answered while it is read, or they are written."""
 
 _BODY_S = 10.0  # for a request to arrive
 _FOLLOW_AGAIN_S = 1.0  # where the store cannot be read
@@ -154,7 +156,7 @@ class PredictionService(Closing):
 
     async def _read(self, body: bytes, read: Callable[[bytes], _T]) -> _T:
         """What `read` makes of a body; so many large ones at a time. Raises as it does."""
-        if len(body) < LARGE_JSON:
+        if len(body) < LARGE:
             return read(body)
         if self._large >= MOST_WAITING:
             raise CallRefused(f"{MOST_WAITING} large requests wait already")
@@ -166,7 +168,7 @@ class PredictionService(Closing):
 
     async def _written(self, found: Mapping[str, Array], write: Callable[[], _T]) -> _T:
         """What `write` makes of outputs."""
-        large = sum(array.nbytes for array in found.values()) >= LARGE_JSON
+        large = sum(array.nbytes for array in found.values()) >= LARGE
         return await self._in_thread(write) if large else write()
 
     async def _in_thread(self, call: Callable[[], _T]) -> _T:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
 from elastable.models.predictor import TensorSignature
-from elastable.serving.protocols import LARGE_JSON, infer_reply, infer_request, predict_reply, predict_request
+from elastable.serving.protocols import infer_reply, infer_request, predict_reply, predict_request
 
 INPUTS = [TensorSignature("ids", "int64", (2,)), TensorSignature("age", "float32", ())]
 ONE = INPUTS[:1]
@@ -52,18 +52,14 @@ def test_tensors_in_bytes_are_read(datatype: str, array: np.ndarray) -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_large_bodies_are_read_and_written_as_small_ones(several: bool) -> None:
-    """By pieces, so that other threads run meanwhile."""
+    """These by pieces, so that other threads run meanwhile."""
     ids = np.random.default_rng(0).integers(-(2**62), 2**62, (5_500, 2))
     ages = np.random.default_rng(1).random(len(ids)).astype(np.float32)
     records = [{"ids": row, "age": age} for row, age in zip(ids.tolist(), ages.tolist(), strict=True)]
-    body = json.dumps({"instances": records}).encode()
-    assert len(body) > 2 * LARGE_JSON
-    x, by_record = predict_request(body, INPUTS)
+    x, by_record = predict_request(json.dumps({"instances": records}).encode(), INPUTS)
     np.testing.assert_array_equal(x["ids"], ids)
     np.testing.assert_array_equal(x["age"].astype(np.float32), ages)
     assert by_record
-    with pytest.raises(BadInput, match="no JSON"):
-        predict_request(body.replace(b'"ids": [', b'"ids": [' + b"9" * 5_000 + b", ", 1), INPUTS)
     found: dict[str, np.ndarray] = {"ids": ids, "age": ages} if several else {"ids": ids}
     plain = {name: array.tolist() for name, array in found.items()}
     assert json.loads(predict_reply(found, by_record=True)) == {"predictions": records if several else ids.tolist()}

@@ -32,8 +32,8 @@ from elastable.monitoring.page.views import Watched
 from elastable.process.exit_codes import ExitCode
 from elastable.serving import service
 from elastable.serving.batches import MOST_WAITING
-from elastable.serving.protocols import LARGE_JSON, predict_request
-from elastable.serving.service import LARGEST_BODY, PredictionService
+from elastable.serving.protocols import predict_request
+from elastable.serving.service import LARGE, LARGEST_BODY, PredictionService
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
 from tests.elastable.processes import elastable, run_elastable, wait_until
@@ -192,7 +192,7 @@ def test_a_large_body_is_read_while_others_are_answered(
     large = {"instances": ids.tolist()}
 
     def held(body: bytes, inputs: list[TensorSignature]) -> object:
-        if len(body) > LARGE_JSON:
+        if len(body) > LARGE:
             read.release()
             assert go.wait(LIMIT_S)
         return predict_request(body, inputs)
