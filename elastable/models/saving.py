@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import keras
 
@@ -17,7 +18,7 @@ from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.version_record import job_from_json
 from elastable.master.model.dense import dense_part
-from elastable.models.versions import is_followed, model_of_job, open_versions, take_weights, without_login
+from elastable.models.versions import is_followed, model_of_job, open_versions, take_weights
 from elastable.worker.rows.model_inputs import inputs_of
 from elastable.worker.rows.saved_rows import LARGEST_TABLE_BYTES, writing_tables_of
 from elastable.worker.user_model.export import export_keras
@@ -96,7 +97,8 @@ def export_version(
             if kind == "serving":
                 home, job = draft.parent, job_from_json(versions.job)
                 if is_followed(source) and dtype is None:
-                    job = replace(job, store_url=without_login(str(source)))
+                    parts = urlsplit(str(source))  # a login is left to the environment of who opens it
+                    job = replace(job, store_url=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
                 os.rename(write_checkpoint(home, store, weights, job, record.progress), draft)
             elif kind == "savedmodel":
                 _export_graph(model, draft)

@@ -194,12 +194,6 @@ def is_followed(source: str | Path) -> bool:
     return str(source).partition("://")[0] in SCHEMES or str(source).startswith("memory?")
 
 
-def without_login(url: str) -> str:
-    """The URL of a store, for everybody to read: whoever opens it has the login in the environment."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('://')[0]}://{tail}" if at else url
-
-
 def model_of_job(job: DocumentFields, model_file: str | Path | None) -> keras.Model:
     """The model of a version, built, without rows.
 
