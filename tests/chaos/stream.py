@@ -62,7 +62,8 @@ def main(words: Sequence[str] | None = None) -> int:
             with job.held:
                 job.begin()
                 for version in at:
-                    job.wait_for(version)
+                    if not job.goes_on_at(version):
+                        break
                     job.kill(chance.choice(["worker-0", "worker-1", "master", "store-0", "store-1", "broker"]))
                 job.end()
             found = _last(home / "runs")
@@ -70,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if (trained := found.progress().records) != asked.events:
                 problem = f"{trained:,} of {asked.events:,} events count"
         except (AssertionError, _Stuck) as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = str(error) or "the last checkpoint is not that of the undisturbed job"
     for name, count in sorted(job.killed.items()):
         print(f"  {name:<10} {count}")
     print(f"killed {job.killed.total()} in {time.monotonic() - began:.0f} s, seed {asked.seed}")
@@ -112,15 +113,15 @@ class _Job:
             elastable(self._home, *self._commands[name], env=events, name=log)
         )
 
-    def wait_for(self, version: int) -> None:
-        """Until the job is at that version. Raises `_Stuck`."""
-        while True:
-            with suppress(ElastableError), MasterClient(self._address, _ANSWER_S) as master:
-                while master.status().version < version:
-                    self._require_alive()
-                    time.sleep(_AGAIN_S)
-                return
+    def goes_on_at(self, version: int) -> bool:
+        """Waits for that version; whether the job has not ended by then. Raises `_Stuck`."""
+        while self._running["master"].process.poll() != 0:
             self._require_alive()
+            with suppress(ElastableError), MasterClient(self._address, _ANSWER_S) as master:
+                if master.status().version >= version:
+                    return True
+            time.sleep(_AGAIN_S)
+        return False
 
     def kill(self, name: str) -> None:
         """Kills a process as it is, and starts it again."""
@@ -134,14 +135,14 @@ class _Job:
             self._start(name)
 
     def end(self) -> None:
-        """Until all is trained. Raises `_Stuck`."""
-        for name in ("master", "worker-0", "worker-1"):
-            if code := self._running[name].wait(max(1.0, self._give_up - time.monotonic())):
-                raise _Stuck(f"{name} ended with {code}: {self._running[name].err[-2_000:]}")
+        """Until all is trained: a worker that was started last may find nobody. Raises `_Stuck`."""
+        master = self._running["master"]
+        if code := master.wait(max(1.0, self._give_up - time.monotonic())):
+            raise _Stuck(f"the master ended with {code}: {master.err[-2_000:]}")
 
     def _require_alive(self) -> None:
         for name, running in self._running.items():
-            if (code := running.process.poll()) is not None:
+            if code := running.process.poll():
                 raise _Stuck(f"{name} has ended with {code}: {running.err[-2_000:]}")
         if time.monotonic() > self._give_up:
             raise _Stuck("the job takes too long")
