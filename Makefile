@@ -40,7 +40,7 @@ TORCH_STAMP := $(TORCH_VENV)/.installed
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run run-stream test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos soak fuzz same-bits keras-table mutations reference site bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run run-stream test test-fast test-slow test-torch lint format types proto proto-check hooks wheel coverage chaos chaos-stream soak fuzz same-bits keras-table mutations reference site bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,7 @@ test-slow: $(TEST_STAMP) $(TORCH_STAMP) ## hours: all tests in random order with
 	$(pytest) -m "not compose" --seed random --random-order $(ARGS)
 	$(BIN)/python -m tests.chaos
 	$(BIN)/python -m tests.chaos --noticed
+	$(BIN)/python -m tests.chaos.stream
 	$(BIN)/python -m tests.chaos.soak
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.keras_programs
@@ -105,6 +106,9 @@ coverage: $(DEV_STAMP) ## run all tests, report what they do not reach, and hold
 
 chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes (ARGS="--kind redis --seed 17")
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-stream: $(TEST_STAMP) ## a million events, and 100 kills of workers, masters, store servers and their broker (ARGS="--seed 3")
+	$(BIN)/python -m tests.chaos.stream $(ARGS)
 
 soak: $(TEST_STAMP) ## 20 minutes of training with a worker killed every 10 seconds (ARGS="--minutes 5")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)

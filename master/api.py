@@ -445,7 +445,8 @@ class JobSpec:
         seed: Of the record order, dropout and initial values.
         intra_op_threads: Those of its backend, on every worker: it changes roundings,
             so it belongs to the job and not to the host.
-        store_url: "master": rows are looked up at the master; or servers:host:port,... of the job's store servers.
+        store_url: "master": rows are looked up at the master; or servers:host:port,... of the job's store servers; in a
+            folder that `export --format serving` wrote, the store whose versions follow.
         model_file: Path of the model file as the master knows it; "" in process.
         model_sha256: Of that file's bytes.
         offload_above: Keras embeddings of more than this many elements move to the store; 0 leaves them alone.

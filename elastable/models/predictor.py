@@ -64,7 +64,7 @@ class Predictor(Closing):
     Args:
         source: A run directory or a folder of checkpoints, a checkpoint, or the URL of a store that a job writes to
             (`redis://...`, or `memory?log=/folder` of this machine): the version that it has now, and after each
-            `advance` the newest one.
+            `advance` the newest one. A folder of `export --format serving` goes on to those of the store that it is of.
         version: The version to hold; None: none.
         checkpoints: Where other versions are read from (`hold`); None: from `source`, where that is no store.
         unknown: What ids without a row read, one of `UNKNOWN`: their initial value, as in training, or zeros.
@@ -98,7 +98,7 @@ class Predictor(Closing):
         followed = is_followed(source)
         self._checkpoints = source if checkpoints is None and not followed else checkpoints
         self.held = version
-        self._newest: Versions = Followed(str(source), deadline_s) if followed else Saved(source, version)
+        self._newest: Versions = Followed(str(source), deadline_s) if followed else Saved(source, version, deadline_s)
         self._versions: Versions = self._newest
         with ExitStack() as undo:
             undo.callback(self.close)

@@ -5,7 +5,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import keras
 
@@ -16,7 +18,7 @@ from elastable.master.backend.contract import backend
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.version_record import job_from_json
 from elastable.master.model.dense import dense_part
-from elastable.models.versions import model_of_job, open_versions, take_weights
+from elastable.models.versions import is_followed, model_of_job, open_versions, take_weights
 from elastable.worker.rows.model_inputs import inputs_of
 from elastable.worker.rows.saved_rows import LARGEST_TABLE_BYTES, writing_tables_of
 from elastable.worker.user_model.export import export_keras
@@ -68,8 +70,8 @@ def export_version(
         source, version, checkpoints, model_file, deadline_s: As of `et.Predictor`.
         output: A file `.keras`, or a folder.
         kind: "keras": a plain model, in a file. "savedmodel": a SavedModel. "serving": weights alone as a checkpoint,
-            which `et.Predictor` and `serve-model` take.
-        dtype: How rows are kept, one of `WEIGHT_DTYPES`; None: as they are.
+            which `et.Predictor` and `serve-model` take; of a store it names the URL, as what goes on from there.
+        dtype: How rows are kept, one of `WEIGHT_DTYPES`, which no store goes on with; None: as they are.
 
     Returns:
         The version.
@@ -94,6 +96,9 @@ def export_version(
         with _draft_of(output) as draft:
             if kind == "serving":
                 home, job = draft.parent, job_from_json(versions.job)
+                if is_followed(source) and dtype is None:
+                    parts = urlsplit(str(source))  # a login is left to the environment of who opens it
+                    job = replace(job, store_url=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
                 os.rename(write_checkpoint(home, store, weights, job, record.progress), draft)
             elif kind == "savedmodel":
                 _export_graph(model, draft)

@@ -52,9 +52,9 @@ class Versions(Protocol):
 
 
 class Saved:
-    """The version of a checkpoint, or the newest one of a run."""
+    """The version of a checkpoint, or the newest one of a run; or that of a serving folder, whose log goes on."""
 
-    def __init__(self, place: str | Path, version: int | None = None) -> None:
+    def __init__(self, place: str | Path, version: int | None = None, deadline_s: float | None = None) -> None:
         try:
             self._place, self._saved = place, open_checkpoint(place, version)
         except (BadInput, CheckpointError) as error:
@@ -65,7 +65,11 @@ class Saved:
                 "checkpoints are there: name the job's run or its checkpoints (--checkpoint-every N saves some; "
                 "--follow goes on to each), or have it write --store redis://... or memory?log=/folder"
             ) from error
+        self.job, self._deadline_s = self._saved.job, deadline_s
+        self._log = log if is_followed(log := str(self.job.get("store_url", ""))) else None
         self.look_s = None if MANIFEST in files_at(str(place)).names() else 1.0
+        if self._log is not None:
+            self.look_s = Followed.look_s
         self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
         try:
             restore_tables(self._saved, self.rows)
@@ -73,7 +77,6 @@ class Saved:
         except BaseException:
             self.close()
             raise
-        self.job = self._saved.job
 
     @contextmanager
     def current(self, taken: int) -> Iterator[tuple[int, VersionRecord | None]]:
@@ -81,11 +84,24 @@ class Saved:
         yield version, None if version == taken else self._record
 
     def advance(self) -> Versions:
+        if self._log is not None:
+            return self._followed(self._log)
         newest = open_checkpoint(self._place)
         if newest.address == self._saved.address:
             return self
         require_same_model(newest.job, self.job, self._place)
         return Saved(self._place, newest.version)
+
+    def _followed(self, log: str) -> "Followed":
+        found = Followed(log, self._deadline_s)
+        try:
+            require_same_model(found.job, self.job, log)
+            if (now := found.rows.version()) < self._saved.version:
+                raise StoreBroken(f"{log} is at version {now}, behind version {self._saved.version} of {self._place}")
+        except BaseException:
+            found.close()
+            raise
+        return found
 
     def newest(self) -> int:
         return open_checkpoint(self._place).version
@@ -152,7 +168,7 @@ def open_versions(
         CheckpointError: it cannot be read.
     """
     if not is_followed(source):
-        return Saved(source, version)
+        return Saved(source, version, deadline_s)
     found = Followed(str(source), deadline_s)
     with ExitStack() as undo:
         undo.callback(found.close)

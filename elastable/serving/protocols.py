@@ -27,6 +27,7 @@ _DATATYPES = {
 _DTYPES = {said: dtype for dtype, said in _DATATYPES.items()}
 _MOST_DIMENSIONS = 32  # that all of NumPy takes
 _LARGEST_SIZE = (1 << 31) - 1
+_AT_ONCE = 1_000  # records that are written by one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +180,19 @@ def predict_request(body: bytes, inputs: Sequence[TensorSignature]) -> tuple[Map
 def predict_reply(found: Mapping[str, Array], by_record: bool) -> bytes:
     """The body of the reply: `predictions` by record, or `outputs`; of a model with one output without its name."""
     plain = {name: _plain(array) for name, array in found.items()}
-    if not by_record:
-        return json.dumps({"outputs": next(iter(plain.values())) if len(plain) == 1 else plain}).encode()
     if len(plain) == 1:
-        return json.dumps({"predictions": next(iter(plain.values()))}).encode()
+        return b'{"%s": %s}' % (b"predictions" if by_record else b"outputs", _listed(next(iter(plain.values()))))
+    if not by_record:
+        named = (b"%s: %s" % (json.dumps(name).encode(), _listed(values)) for name, values in plain.items())
+        return b'{"outputs": {%s}}' % b", ".join(named)
     records = zip(*plain.values(), strict=True)
-    return json.dumps({"predictions": [dict(zip(plain, values, strict=True)) for values in records]}).encode()
+    return b'{"predictions": %s}' % _listed([dict(zip(plain, values, strict=True)) for values in records])
+
+
+def _listed(values: Sequence[object]) -> bytes:
+    """A list in JSON, by pieces: between two of them another thread may go on."""
+    pieces = (json.dumps(values[at : at + _AT_ONCE])[1:-1] for at in range(0, len(values), _AT_ONCE))
+    return f"[{', '.join(pieces)}]".encode()
 
 
 def held_version(body: bytes) -> int | None:
@@ -317,11 +325,12 @@ def _texts(texts: Sequence[bytes], where: str) -> Array:
         raise BadInput(f"{where}: a string is no UTF-8") from error
 
 
-def _plain(array: Array) -> object:
+def _plain(array: Array) -> list[object]:
     if array.dtype.kind in "SO":
         texts = [each.decode() if isinstance(each, bytes) else str(each) for each in array.reshape(-1)]
         array = np.array(texts, object).reshape(array.shape)
-    return array.tolist()
+    values: list[object] = array.tolist()
+    return values
 
 
 def _object(body: bytes, what: str) -> dict[str, object]:

@@ -5,7 +5,9 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,7 +22,7 @@ from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
 from elastable.models.predictor import Predictor
 from elastable.monitoring.http_server import ROLE
-from elastable.serving.batches import Batches
+from elastable.serving.batches import MOST_WAITING, Batches
 from elastable.serving.protocols import (
     held_version,
     infer_reply,
@@ -33,10 +35,14 @@ from elastable.serving.protocols import (
 LARGEST_BODY = 16 << 20
 """Bytes of a request; one that is larger is answered with 413."""
 
+LARGE = 64 << 10
+"""Bytes of a request, or of outputs, from which others are answered while it is read, or they are written."""
+
 _BODY_S = 10.0  # for a request to arrive
 _FOLLOW_AGAIN_S = 1.0  # where the store cannot be read
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -68,6 +74,7 @@ class PredictionService(Closing):
         self.predictor, self.requests, self.seconds = predictor, Counts(), Durations()
         self.behind: str | None = None
         self.batches = Batches(predictor, batch_records)
+        self._coder, self._large = ThreadPoolExecutor(1, "elastable-bodies"), 0
         self._stopped = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="elastable-follower", daemon=True)
         self.follows = follow
@@ -110,6 +117,7 @@ class PredictionService(Closing):
         if self.follows:
             self._follower.join()
         self.batches.close()
+        self._coder.shutdown()
 
     def _follow(self) -> None:
         wait_s = self.predictor.look_s
@@ -146,6 +154,27 @@ class PredictionService(Closing):
 
         return answered
 
+    async def _read(self, body: bytes, read: Callable[[bytes], _T]) -> _T:
+        """What `read` makes of a body; so many large ones at a time. Raises as it does."""
+        if len(body) < LARGE:
+            return read(body)
+        if self._large >= MOST_WAITING:
+            raise CallRefused(f"{MOST_WAITING} large requests wait already")
+        self._large += 1
+        try:
+            return await self._in_thread(lambda: read(body))
+        finally:
+            self._large -= 1
+
+    async def _written(self, found: Mapping[str, Array], write: Callable[[], _T]) -> _T:
+        """What `write` makes of outputs."""
+        large = sum(array.nbytes for array in found.values()) >= LARGE
+        return await self._in_thread(write) if large else write()
+
+    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+        """The loop answers others meanwhile; what is small takes less than the way to the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._coder, call)
+
     async def _computed(self, request: Request, x: Mapping[str, Array]) -> tuple[dict[str, Array], int]:
         found, version = await asyncio.wrap_future(self.batches.predict(x))
         self._require(request, version)
@@ -160,19 +189,22 @@ class PredictionService(Closing):
         length = request.headers.get("inference-header-content-length")
         if length is not None and not length.isdecimal():
             raise BadInput(f"Inference-Header-Content-Length is {length!r}; it must be a number of bytes")
-        asked = infer_request(await _body(request), None if length is None else int(length))
+        header_bytes, it = None if length is None else int(length), self.predictor
+        asked = await self._read(await _body(request), lambda body: infer_request(body, header_bytes))
         found, version = await self._computed(request, asked.x)
-        body, header = infer_reply(asked, self.predictor.name, version, self.predictor.outputs, found)
+        body, header = await self._written(found, lambda: infer_reply(asked, it.name, version, it.outputs, found))
         if header is None:
             return Response(body, media_type="application/json")
         headers = {"Inference-Header-Content-Length": str(header)}
         return Response(body, headers=headers, media_type="application/octet-stream")
 
     async def _predict(self, request: Request) -> Response:
-        x, by_record = predict_request(await _body(request), self.predictor.inputs)
+        inputs = self.predictor.inputs
+        x, by_record = await self._read(await _body(request), lambda body: predict_request(body, inputs))
         found, version = await self._computed(request, x)
         headers = {"Elastable-Model-Version": str(version)}  # the protocol has no place for it
-        return Response(predict_reply(found, by_record), headers=headers, media_type="application/json")
+        body = await self._written(found, lambda: predict_reply(found, by_record))
+        return Response(body, headers=headers, media_type="application/json")
 
     async def _hold(self, request: Request) -> Response:
         """Holds a version, or with `null` goes on to newer ones; both for callers who may write."""
@@ -181,7 +213,7 @@ class PredictionService(Closing):
             raise HTTPException(403, "a version is held and freed with the workers' token, or the administrator's")
         if request.headers.get("content-type") != "application/json":  # what a page of another site may not send
             raise HTTPException(415, "Content-Type must be application/json")
-        version = held_version(await _body(request))
+        version = await self._read(await _body(request), held_version)
         it, to_thread = self.predictor, asyncio.to_thread
         try:
             await (to_thread(it.free) if version is None else to_thread(it.hold, version))

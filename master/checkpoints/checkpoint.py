@@ -126,6 +126,8 @@ def open_checkpoint(place: str | Path, version: int | None = None) -> Checkpoint
     home, name = found
     if version is not None:
         known = {order[0]: each for each in checkpoint_names(home) if (order := version_named(each))}
+        if not version_named(name):  # an exported one has any name, and says itself what it is of
+            known[open_named(home, name).version] = name
         if version not in known:
             raise CheckpointError(f"{place}: no checkpoint of version {version}, but of {', '.join(map(str, known))}")
         name = known[version]

@@ -19,12 +19,12 @@ _SCHEDULES = ["--schedules", "4", "--first-seed", "23158", "--jobs", "4"]
 _SCHEDULES += [word for kind in _KINDS for word in ("--kind", kind)]
 
 
-def chaos(server_binary: Path, words: list[str]) -> str:
-    """What `make chaos` prints. It forks, so it needs a separate process."""
+def chaos(server_binary: Path, words: list[str], module: str = "tests.chaos") -> str:
+    """What `make chaos` prints, or another one of its kind. It forks, so it needs a separate process."""
     assert server_binary in (redis_binary(), valkey_binary())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EQUALITY_")}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", *words],
+        [sys.executable, "-m", module, *words],
         cwd=Path(__file__).parents[2],
         env={**environment, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
@@ -55,6 +55,13 @@ def test_disturbed_jobs_end_as_undisturbed_ones(server_binary: Path) -> None:
     assert re.search(r"DIVERGENCES +0 of 4 schedules", tally), tally
     assert re.search(r"keras +[1-9]", tally), tally
     assert re.search(r"kill master +[1-9]", tally), tally
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(960)
+def test_a_job_on_events_ends_as_an_undisturbed_one(server_binary: Path) -> None:
+    words = ["--events", "6000", "--kills", "8", "--micro-batch-size", "64"]
+    assert "DIVERGENCES 0" in chaos(server_binary, words, "tests.chaos.stream")
 
 
 @pytest.mark.slow

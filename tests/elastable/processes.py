@@ -141,16 +141,20 @@ def elastable(
 
 
 def run_elastable(
-    *arguments: str | Path, env: dict[str, str] | None = None, new: bool = False, of: Interpreter = HERE
+    *arguments: str | Path,
+    env: dict[str, str] | None = None,
+    new: bool = False,
+    of: Interpreter = HERE,
+    limit_s: float = LIMIT_S,
 ) -> Finished:
     words = ["-m", "elastable", *map(str, arguments)]
     if new:
         command, variables = [sys.executable, *words], _environment(env)
         ran = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=_ROOT, env=variables
+            command, capture_output=True, text=True, timeout=limit_s, check=False, cwd=_ROOT, env=variables
         )
     else:
-        ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S, of)
+        ran = run_preloaded(words, _ROOT, _environment(env), limit_s, of)
     return Finished(ran.returncode, ran.stdout, ran.stderr)
 
 

@@ -1,4 +1,4 @@
-"""A model file that trains on events of Redis Streams (EVENTS: their server), or counts them.
+"""A model file that trains on events of EVENTS, the URL of Redis Streams or the addresses of Kafka, or counts them.
 
 With COUNT each event adds exactly 1 to the row of its number, in whatever order and cut it is trained. HOLD,
 HOLD_AT: as of `click_job`.
@@ -7,9 +7,9 @@ HOLD_AT: as of `click_job`.
 import json
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import keras
-import numpy as np
 import redis
 
 import elastable as et
@@ -36,16 +36,22 @@ def model() -> keras.Model:
 def data(split: str) -> et.Reader | None:
     if split == "validation":
         return None
-    label = "far" if COUNT else "clicked"
-    return et.RedisStreamReader(os.environ["EVENTS"], KEYS, steps_per_epoch=10, label=label)
+    where = os.environ["EVENTS"]
+    options: dict[str, Any] = {"steps_per_epoch": 10, "label": "far" if COUNT else "clicked"}
+    if "://" not in where:
+        return et.KafkaReader(KEYS, where, config={"log_level": 0}, **options)
+    return et.RedisStreamReader(where, KEYS, **options)
+
+
+def event_of(number: int) -> tuple[str, dict[str, Any]]:
+    """The stream that the event of a number is in, and the event: one stream has twice as many as the other."""
+    user = (7 * number + number**2) % 50
+    return KEYS[number % 3 == 0], {"number": number, "user": user, "clicked": user % 2, "far": 1e6}
 
 
 def send(client: redis.Redis, numbers: Iterable[int]) -> None:
-    """Adds events of these numbers, to one stream twice as many as to the other."""
-    random = np.random.default_rng(0)
+    """Adds events of these numbers to the streams."""
     with client.pipeline() as pipe:
-        for number in numbers:
-            user = int(random.integers(50))
-            event = {"number": number, "user": user, "clicked": user % 2, "far": 1e6}
-            pipe.xadd(KEYS[number % 3 == 0], {"event": json.dumps(event)})
+        for key, event in map(event_of, numbers):
+            pipe.xadd(key, {"event": json.dumps(event)})
         pipe.execute()

@@ -1,9 +1,11 @@
 """Jobs on a stream of events: what dies on the way, each event is trained once, and the bits are the same."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,9 @@ from elastable.process.exit_codes import ExitCode
 from tests.elastable.jobs import event_job
 from tests.elastable.kept_jobs import assert_same
 from tests.elastable.processes import Hold, Running, elastable, succeeded, wait_until
-from tests.ports import free_port
+from tests.ports import free_address, free_port
 from tests.servers import Server, running_server
+from tests.worker.readers.streams.test_kafka_reader import running_broker
 
 pytestmark = pytest.mark.process
 
@@ -89,6 +92,70 @@ def test_a_killed_worker_and_a_killed_master_change_no_bit(
     assert_same(checkpoint_of(run), checkpoint_of(undisturbed))
 
 
+def test_a_cut_that_was_handed_out_and_not_committed_leaves_no_trace(
+    undisturbed: Path, redis_url: str, tmp_path: Path
+) -> None:
+    """It came after the last version's record: the next master cuts what waits then, whatever a worker has prepared."""
+    hold, address = Hold(tmp_path / "hold", 1), free_address()
+    words = (*SIZES, "--store", f"{redis_url}?namespace=rows", "--listen", address, "--resume")
+    master = ("master", JOB, *words, "--run-dir", tmp_path / "runs")
+    # Of each stream the 16 that version 1 is made of in any case; and 19 more, a micro-batch of 16 and one of 3.
+    whole = [number for number in range(48) if number % 3 == 0 or number < 24]
+    short = [number for number in range(24, 69) if number not in whole and (number % 3 == 0 or number < 42)]
+    events = {"EVENTS": redis_url}
+    with ExitStack() as held, redis.Redis.from_url(redis_url) as client:
+        event_job.send(client, whole)
+        held_at = {**events, **hold.environment}
+        first = held.enter_context(elastable(tmp_path, *master, "--linger", "0.2", env=held_at))
+        first.address()
+        work = ("worker", JOB, "--master", address)
+        worker = held.enter_context(elastable(tmp_path, *work, env=events, name="worker"))
+        hold.wait(first)
+        event_job.send(client, short)
+        with MasterClient(address, 60) as said:
+            wait_until(lambda: [each.leases for each in said.status().workers] == [2], "the cut leased", worker)
+        first.kill()
+        event_job.send(client, (number for number in range(600) if number not in {*whole, *short}))
+        client.xadd("clicks", {"event": "{"})
+        event_job.send(client, range(600, EVENTS))
+        second = held.enter_context(elastable(tmp_path, *master, "--until", "end", env=events, name="second"))
+        assert second.wait() == 0, second.err
+        assert worker.wait() == 0, worker.err
+        assert "resuming at version 1" in second.out
+    assert_same(checkpoint_of((tmp_path / "runs" / "latest").resolve()), checkpoint_of(undisturbed))
+
+
+def test_store_servers_and_their_master_are_killed(streams: Server, undisturbed: Path, tmp_path: Path) -> None:
+    hold, port, places = Hold(tmp_path / "hold", 12), free_port(), [free_address(), free_address()]
+    words = ("--until", "end", *SIZES, "--stores", ",".join(places), "--listen", f"127.0.0.1:{port}", "--resume")
+    master = ("master", JOB, *words, "--run-dir", tmp_path / "runs")
+    with ExitStack() as held:
+
+        def start(name: str, *command: str | Path, **more: str) -> Running:
+            return held.enter_context(elastable(tmp_path, *command, env=environment(streams, **more), name=name))
+
+        def serve(number: int, name: str) -> Running:
+            rows = f"memory?log={tmp_path}/rows-{number}"
+            server = start(name, "store", "--listen", places[number], "--store", rows)
+            server.address()
+            return server
+
+        servers = [serve(number, f"store-{number}") for number in range(2)]
+        first = start("first", *master, **hold.environment)
+        first.address()
+        workers = [start(name, "worker", JOB, "--master", f"127.0.0.1:{port}") for name in ("one", "other")]
+        hold.wait(first)
+        for running in (first, *servers):
+            running.kill()
+        for number in range(2):
+            serve(number, f"store-{number}-again")
+        second = start("second", *master)
+        assert second.wait() == 0, second.err
+        assert [worker.wait() for worker in workers] == [0, 0], [worker.err for worker in workers]
+        assert re.search(r"resuming at version 1[12]", second.out), second.out
+    assert_same(checkpoint_of((tmp_path / "runs" / "latest").resolve()), checkpoint_of(undisturbed))
+
+
 def trained_once(store: str, numbers: range) -> bool:
     with open_store(store) as rows:
         found = rows.lookup({"trained": np.array(numbers)})["trained"][:, 0]
@@ -126,6 +193,40 @@ def test_what_comes_too_slowly_is_trained_after_the_linger_and_sigterm_ends_the_
         event_job.send(client, range(2, 100))
     succeeded(*words, "--until", "end", env=counting)
     assert trained_once(store, range(100))
+
+
+def test_events_in_kafka_are_trained_once_by_masters_and_workers_that_are_killed(
+    redis_url: str, tmp_path: Path
+) -> None:
+    store, address, numbers = f"{redis_url}?namespace=rows", free_address(), iter(range(200))
+    words = ("--store", store, "--listen", address, "--resume", "--linger", "0.1", "--average", "sum")
+    master, work = ("master", JOB, *SIZES, *words, "--run-dir", tmp_path / "runs"), ("worker", JOB, "--master", address)
+    with running_broker() as broker, ExitStack() as held:
+
+        def start(name: str, *command: str | Path) -> Running:
+            counting = {"EVENTS": broker.servers, "COUNT": "1"}
+            return held.enter_context(elastable(tmp_path, *command, env=counting, name=name))
+
+        def send(count: int) -> int:
+            """Sends so many events, to two partitions of each topic; the number of the last."""
+            for number in islice(numbers, count):
+                topic, event = event_job.event_of(number)
+                broker.send(topic, event, partition=number % 2)
+            return number
+
+        last = send(40)
+        running = [start("first", *master), start("one", *work), start("other", *work)]
+        wait_until(lambda: has_row(store, last), "the last event trained", running[0])
+        for place, name, command in ((1, "third", work), (0, "second", master)):
+            last = send(40)
+            running[place].kill()
+            last = send(40)
+            running[place] = start(name, *command)
+            wait_until(lambda: has_row(store, last), "the last event trained", running[0])  # noqa: B023
+        running[0].kill()
+        ending = start("ending", *master, "--until", "end")
+        assert ending.wait() == 0, ending.err
+    assert trained_once(store, range(200))
 
 
 @pytest.mark.slow

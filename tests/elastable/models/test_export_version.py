@@ -1,5 +1,7 @@
 """`elastable export`: a version of a job, as a plain model, a SavedModel or weights that are served."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,14 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
-from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
+from elastable.embedding_store.errors import (
+    BadInput,
+    CheckpointError,
+    ElastableError,
+    ModelError,
+    StoreBroken,
+    Unsupported,
+)
 from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
 from elastable.models.saving import export_version
@@ -144,6 +153,46 @@ def test_weights_alone_are_written_to_be_served(trained: tuple[keras.Model, str]
         with found._versions.current(-1) as (_, record):
             assert record is not None
             assert not [key for key in record.dense if key.startswith("optimizer")]
+
+
+def test_a_serving_folder_goes_on_with_the_log_of_its_store(tmp_path: Path) -> None:
+    made, log, weights = model(), tmp_path / "log", tmp_path / "weights"
+    url, x = f"memory?log={log}", {name: X[name] for name in made.input}
+    train(made, url)
+    shutil.copytree(log, tmp_path / "early")
+    export_version(url, weights, "serving")
+    export_version(url, tmp_path / "int8", "serving", dtype="int8")
+    with Predictor(weights) as found, Predictor(weights) as late:
+        assert found.look_s is not None
+        assert (found.version, found.advance(), found.newest()) == (2, 2, 2)
+        et.fit(made, x, Y, store=made.get_layer("any").source, batch_size=16, epochs=2, initial_epoch=1, verbose=0)
+        assert (found.advance(), found.newest()) == (4, 4)
+        np.testing.assert_allclose(found.predict(x)[0]["click"], predicted(made, X), rtol=1e-5, atol=1e-6)
+        found.hold(2)  # from the folder
+        assert (found.advance(), found.free()) == (2, 4)
+        export_version(url, tmp_path / "later", "serving")
+        made.get_layer("any").source.close()
+        shutil.rmtree(log)
+        with pytest.raises(ElastableError, match="log"):
+            late.advance()
+        assert late.predict(x)[1] == 2
+    shutil.copytree(tmp_path / "early", log)
+    with (
+        Predictor(tmp_path / "later") as found,
+        pytest.raises(StoreBroken, match=r"log is at version 2, behind version 4 of "),
+    ):
+        found.advance()
+    with Predictor(tmp_path / "int8") as found:
+        assert found.look_s is None  # no store has such rows
+
+
+def test_a_serving_folder_names_its_store_without_the_login(tmp_path: Path, redis_url: str) -> None:
+    made = model()
+    train(made, redis_url)
+    export_version(redis_url.replace("://", "://default:@"), tmp_path / "weights", "serving")
+    assert json.loads((tmp_path / "weights" / "manifest.json").read_text())["job"]["store_url"] == redis_url
+    with Predictor(tmp_path / "weights") as found:
+        assert found.advance() == 2
 
 
 def test_another_version_is_read_from_checkpoints_or_refused(

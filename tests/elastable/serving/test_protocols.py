@@ -50,6 +50,22 @@ def test_tensors_in_bytes_are_read(datatype: str, array: np.ndarray) -> None:
     np.testing.assert_array_equal(asked.x["ids"], array)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_large_bodies_are_read_and_written_as_small_ones(several: bool) -> None:
+    """These by pieces, so that other threads run meanwhile."""
+    ids = np.random.default_rng(0).integers(-(2**62), 2**62, (5_500, 2))
+    ages = np.random.default_rng(1).random(len(ids)).astype(np.float32)
+    records = [{"ids": row, "age": age} for row, age in zip(ids.tolist(), ages.tolist(), strict=True)]
+    x, by_record = predict_request(json.dumps({"instances": records}).encode(), INPUTS)
+    np.testing.assert_array_equal(x["ids"], ids)
+    np.testing.assert_array_equal(x["age"].astype(np.float32), ages)
+    assert by_record
+    found: dict[str, np.ndarray] = {"ids": ids, "age": ages} if several else {"ids": ids}
+    plain = {name: array.tolist() for name, array in found.items()}
+    assert json.loads(predict_reply(found, by_record=True)) == {"predictions": records if several else ids.tolist()}
+    assert json.loads(predict_reply(found, by_record=False)) == {"outputs": plain if several else ids.tolist()}
+
+
 def test_strings_in_bytes_are_read() -> None:
     texts = [b"", "\u00e9".encode(), b"x" * 300]
     rest = b"".join(struct.pack("<I", len(text)) + text for text in texts)

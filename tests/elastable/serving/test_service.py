@@ -1,6 +1,7 @@
 """A server of predictions, asked by the official client and by hand."""
 
 import json
+import queue
 import signal
 import socket
 import threading
@@ -24,14 +25,15 @@ from elastable.command import app
 from elastable.embedding_store.errors import CheckpointError, ElastableError
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.models.predictor import Predictor
+from elastable.models.predictor import Predictor, TensorSignature
 from elastable.monitoring.endpoints import Endpoints
 from elastable.monitoring.http_server import HttpServer
 from elastable.monitoring.page.views import Watched
 from elastable.process.exit_codes import ExitCode
 from elastable.serving import service
 from elastable.serving.batches import MOST_WAITING
-from elastable.serving.service import LARGEST_BODY, PredictionService
+from elastable.serving.protocols import predict_request
+from elastable.serving.service import LARGE, LARGEST_BODY, PredictionService
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
 from tests.elastable.processes import elastable, run_elastable, wait_until
@@ -177,6 +179,43 @@ def test_nobody_waits_in_a_queue_without_end(clicks: tuple[HttpServer, Predictio
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
     assert all(one.result(LIMIT_S)[1] == 4 for one in (first, *others))
     assert post(server, "v1/models/clicks:predict", body).status == 200
+
+
+def test_a_large_body_is_read_while_others_are_answered(
+    clicks: tuple[HttpServer, PredictionService, keras.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so is a large answer written. So many at a time; one more is refused, and small ones are not."""
+    server, _, model = clicks
+    read, go = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(service, "MOST_WAITING", 2)
+    ids = np.tile(IDS, (200, 1))
+    large = {"instances": ids.tolist()}
+
+    def held(body: bytes, inputs: list[TensorSignature]) -> object:
+        if len(body) > LARGE:
+            read.release()
+            assert go.wait(LIMIT_S)
+        return predict_request(body, inputs)
+
+    monkeypatch.setattr(service, "predict_request", held)
+    answers = queue.Queue[Answer]()
+    threads = [
+        threading.Thread(target=lambda: answers.put(post(server, "v1/models/clicks:predict", large))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    assert read.acquire(timeout=LIMIT_S)
+    assert answers.get(timeout=LIMIT_S).status == 429
+    assert get(f"{server.url}healthz").status == 200
+    assert post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()}).status == 200
+    go.set()
+    for _ in range(2):
+        answer = answers.get(timeout=LIMIT_S)
+        assert answer.status == 200
+        found = json.loads(answer.text)["predictions"]
+        np.testing.assert_allclose(found, model.predict(ids, verbose=0), rtol=1e-5, atol=1e-6)
+    for thread in threads:
+        thread.join(LIMIT_S)
 
 
 def test_a_request_that_drips_is_ended(
