@@ -62,7 +62,9 @@ class ProcessActor:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this question is answered by way of one that is deprecated
-            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+            context = ray.get_runtime_context()
+            restarted = context.was_current_actor_reconstructed
+        environment = {"RAY_ADDRESS": context.gcs_address, **environment}  # where a model file makes its Ray Datasets
         self._host = ray.util.get_node_ip_address()
         self._life = f"{os.getpid()}"
         folder = Path.cwd() / ".elastable"  # of the copy of the working directory, which Ray deletes
@@ -253,8 +255,8 @@ class RayEngine(Engine):
             raise
 
     def _own_cpus(self) -> float:
-        """Of a Ray that is for this job alone: what it asks for, however many there are, as with local processes."""
-        return max(os.cpu_count() or 1, sum(part.most * part.cpus for part in self._parts.values()))
+        """Of a Ray that is for this job alone: what it asks for, however many there are, and one for Ray Datasets."""
+        return max(os.cpu_count() or 1, 1 + sum(part.most * part.cpus for part in self._parts.values()))
 
     def _reserved(self, where: str, deadline_s: float) -> Any:
         bundles = [part.bundle for part in self._parts.values() for _ in range(part.least)]

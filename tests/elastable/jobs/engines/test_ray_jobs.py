@@ -38,6 +38,21 @@ class Slow(et.NumpyReader):
 def data(split):
     return Slow(*click_job.data(split))
 """
+#: `click_job`, whose records are a Ray Dataset; ORDER=drawn: in an order that every process draws anew.
+DATASET = """
+import os
+import ray.data
+import elastable as et
+import click_job
+from click_job import *
+
+def data(split):
+    x, y = click_job.data(split)
+    rows = ray.data.from_items([dict(user_ids=u, word_ids=w, y=v) for u, w, v in zip(x["user_ids"], x["word_ids"], y)])
+    if os.environ.get("ELASTABLE_TEST_ORDER") == "drawn" and split == "train":
+        rows = rows.random_shuffle()
+    return et.RayDataReader(rows, label="y")
+"""
 KILLS = 4
 
 
@@ -75,6 +90,7 @@ def home() -> Iterator[Path]:
     (home / "job").mkdir()
     shutil.copy(CLICK_JOB, home / "job")
     (home / "job" / "paced_job.py").write_text(PACED)
+    (home / "job" / "dataset_job.py").write_text(DATASET)
     yield home
     shutil.rmtree(home, ignore_errors=True)
 
@@ -195,6 +211,23 @@ def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_it
     ran = run_elastable(*words, env=ENVIRONMENT, new=True)
     assert ran.code == ExitCode.BAD_MODEL, f"{ran.out}\n{ran.err}"
     assert "there is nothing to train on" in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_ray_dataset_is_trained_to_the_bits_of_arrays_or_refused_where_its_order_is_drawn(
+    cluster: Cluster, tmp_path: Path, trained: Trained
+) -> None:
+    words = words_of(cluster, tmp_path)
+    words[1] = cluster.home / "job" / "dataset_job.py"
+    ran = run_elastable(*words, env=ENVIRONMENT, new=True)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
+    words = words_of(cluster, tmp_path / "drawn")
+    words[1] = cluster.home / "job" / "dataset_job.py"
+    ran = run_elastable(*words, env={**ENVIRONMENT, "ELASTABLE_TEST_ORDER": "drawn"}, new=True)
+    assert ran.code == ExitCode.BAD_INPUT, f"{ran.out}\n{ran.err}"
+    assert "holds other records here than at the master" in " ".join(ran.err.split())
 
 
 @pytest.mark.slow
