@@ -3,7 +3,7 @@
 `import elastable as et`:
 
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
-* training here: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
+* training here or on a cluster: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
 * what a term of a loss is: `averaged`, `summed`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`, `RayDataReader`, `PartsReader`, `StreamReader`; events:
   `FolderReader`, `KafkaReader`, `RedisStreamReader`; for sources of your own `Reader`, `RaggedArray`, `SparseArray`

@@ -9,10 +9,16 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from elastable.assembly import Assembly
 from elastable.embedding_store.composite.locations import LocationSettings
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.in_process_stores import StoreGiven
+from elastable.master.api import JobSpec
+from elastable.master.model.dense import DenseModel
+from elastable.master.tasks.progress import Progress
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import as_reader
 from elastable.worker.readers.pass_reader import ClassWeightReader, EndlessReader, PartReader, PassReader
@@ -98,6 +104,27 @@ class FitData:
     batch_size: int
     validation_batch_size: int
     steps_per_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BegunFit:
+    """A fit before its first version.
+
+    Attributes:
+        train: The training records, as the model takes them.
+        sample: The first of them.
+        parts: Of the model, which reads from the store.
+        start: Where the job begins; `store` and `dense` are at that version.
+    """
+
+    data: FitData
+    train: Reader
+    sample: TensorBatch
+    parts: Assembly
+    job: JobSpec
+    store: EmbeddingStore
+    dense: DenseModel
+    start: Progress
 
 
 def fit_data(given: FitArguments) -> FitData:

@@ -20,7 +20,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.in_process.fit_data import FitArguments, FitData, fit_data
+from elastable.in_process.fit_data import BegunFit, FitArguments, FitData, fit_data
 from elastable.in_process.fit_seeds import fit_seeds
 from elastable.in_process.in_process_stores import StoreGiven, parts_for_fit, placed_in_stores
 from elastable.jobs.job_hooks import JobHooks
@@ -84,8 +84,10 @@ def fit(
     not_finite: str = "refuse",
     continue_from: str | Path | None = None,
     leave_out: Sequence[str] = (),
+    on: str | None = None,
+    cluster: Mapping[str, object] | None = None,
 ) -> keras.callbacks.History:
-    """Trains a compiled Keras model whose embedding tables live in a store, in this process.
+    """Trains a compiled Keras model whose embedding tables live in a store, in this process or on a cluster.
 
     The arguments up to `validation_freq` are those of `model.fit` (docs/keras.md), which does the same, `lazy=None`.
 
@@ -112,25 +114,41 @@ def fit(
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
         continue_from: Begin as another job ended, on new data: a checkpoint, a run directory, or the URL of a store
             with a log, also of `store` itself (docs/checkpoints.md). leave_out: Of it what the model no longer has.
+        on: None: this process; or where its processes run, as of `elastable train --on` (docs/engines.md). The weights
+            and rows come back into this process.
+        cluster: Of `on`: options of `elastable train` by name, such as `{"workers": 4, "checkpoint_dir": "s3://b/c"}`.
 
     Returns:
         `History`, as of Keras; its attribute `evaluations` has a dict for each evaluation within an epoch.
 
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
+        KeyboardInterrupt: Ctrl-C while it trains on a cluster; the model has the weights of the last version then.
     """
+    if shuffle == "batch":
+        raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
+    if verbose not in ("auto", 0, 1, 2):
+        raise BadInput(f'verbose={verbose!r}: need 0 (nothing), 1 or "auto" (progress), or 2 (a line for each epoch)')
+    verbose = 1 if verbose == "auto" else int(verbose)
     callbacks = _callbacks(callbacks)
     initial_epoch = _backed_up_epoch(callbacks, initial_epoch)
-    return _run_here(model, FitArguments(
+    settings = FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size, average=average,
         validation_freq=_frequency(validation_freq), grads_to_wait=grads_to_wait, epochs=epochs, lazy=lazy, until=until,
-        initial_epoch=initial_epoch, shuffle=_shuffles(shuffle), callbacks=callbacks, verbose=_verbosity(verbose),
+        initial_epoch=initial_epoch, shuffle=bool(shuffle), callbacks=callbacks, verbose=verbose,
         seeds=fit_seeds(seed, model, initial_epoch), evaluate_every=evaluate_every, store=store, locations=locations,
         linger=linger, max_bad_events=max_bad_events, offload_embeddings_above=offload_embeddings_above,
         not_finite=not_finite, continue_from=continue_from, leave_out=tuple(leave_out),
-    ))  # fmt: skip
+    )  # fmt: skip
+    if on is None:
+        if cluster is not None:
+            raise BadInput('cluster= needs on=, as in on="ray"')
+        return _run_here(model, settings)
+    from elastable.in_process.fit_elsewhere import fit_on
+
+    return fit_on(model, settings, on, cluster or {}, lambda: _begun(model, settings))
 
 
 def _callbacks(given: object) -> tuple[keras.callbacks.Callback, ...]:
@@ -138,20 +156,6 @@ def _callbacks(given: object) -> tuple[keras.callbacks.Callback, ...]:
     if isinstance(given, keras.callbacks.CallbackList):
         return tuple(each for each in given.callbacks if not isinstance(each, keras.callbacks.History))
     return () if given is None else tuple(keras.tree.flatten(given))
-
-
-def _verbosity(verbose: object) -> int:
-    if verbose == "auto":
-        return 1
-    if verbose not in (0, 1, 2):
-        raise BadInput(f'verbose={verbose!r}: need 0 (nothing), 1 or "auto" (progress), or 2 (a line for each epoch)')
-    return int(verbose)
-
-
-def _shuffles(shuffle: object) -> bool:
-    if shuffle == "batch":
-        raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
-    return bool(shuffle)
 
 
 def _frequency(validation_freq: object) -> int | tuple[int, ...]:
@@ -169,15 +173,14 @@ def _frequency(validation_freq: object) -> int | tuple[int, ...]:
 # The job: its parts, its worker, and what shows how far it is
 
 
-def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.History:
-    """Trains the model; returns Keras' `History`."""
+def _begun(model: keras.Model, settings: FitArguments) -> BegunFit:
+    """Builds the model, makes its tables and fills them."""
     data = fit_data(settings)
     if settings.evaluate_every and data.validation is None:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
     train = for_model(data.train, model)
     sample = sample_batch(train, model)
-    form = ("built", repr(batch_spec(sample)))
-    if form not in kept_traces(model):
+    if ("built", repr(batch_spec(sample))) not in kept_traces(model):
         build_model(model, sample)
     moved = offload_built(model, settings.offload_embeddings_above)
     parts = parts_for_fit(model, batch_spec(sample), settings.seeds, settings.lazy)
@@ -196,9 +199,16 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         with opened_origin(origin, store if origin == settings.store else None) as opened:
             beginning = continue_job(opened, parts, store, dense, settings.leave_out, moved=moved)
         job, version, stream = replace(job, **beginning.before), beginning.progress.version, beginning.progress.stream
-    schedule = Schedule(job)
-    records = schedule.records_before(version)
+    records = Schedule(job).records_before(version)
     start = Progress(version, evaluated=True, records=records, stream=stream) if version else Progress()
+    return BegunFit(data, train, sample, parts, job, store, dense, start)
+
+
+def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.History:
+    """Trains the model; returns Keras' `History`."""
+    fit = _begun(model, settings)
+    data, train, parts, job, store, dense = fit.data, fit.train, fit.parts, fit.job, fit.store, fit.dense
+    kept = kept_traces(model) if parts.steps is None else {}
     metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
@@ -207,13 +217,14 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         max_bad_events=settings.max_bad_events,
     )  # fmt: skip
     events = train if isinstance(train, EventReader) else None
-    master = Master(job, store, dense, metrics, start=start, options=options, events=events)
+    master = Master(job, store, dense, metrics, start=fit.start, options=options, events=events)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     model.make_train_function()  # whose steps are traced: with the one of before until somebody makes it anew
-    computer = parts.computer(job, readers, sample, store, keras_draws=settings.seeds.keras)
+    computer = parts.computer(job, readers, fit.sample, store, keras_draws=settings.seeds.keras)
     if parts.steps is None:
+        form = ("built", repr(batch_spec(fit.sample)))
         kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     _refuse_backup_of_slots(settings.callbacks, model, parts.tables)
     with ExitStack() as held:

@@ -219,7 +219,7 @@ class RayEngine(Engine):
     Raises:
         NotInstalled: the extra "ray" is not there.
         Unavailable: the cluster is not reached, or has no room; says for what.
-        BadInput: the folder cannot be copied.
+        BadInput: the folder cannot be copied; this process has a connection to Ray.
     """
 
     def __init__(
@@ -233,6 +233,8 @@ class RayEngine(Engine):
     ) -> None:
         with needs("--on ray"):
             import ray
+        if ray.is_initialized():
+            raise BadInput(f"--on {where}: this process uses Ray already; ray.shutdown() ends that, for the job's own")
         self._ray, self._parts, self._logs, self._group = ray, parts, logs, None
         settings: dict[str, object] = {"address": None if where == "ray" else where}
         if is_local(where):
