@@ -65,12 +65,12 @@ def fit_on(
     fit = begin()
     config = config_of(model)
     if not config or (own := own_names(config)):
-        what = f"{own[0]}, which is your own," if config else "a class without a Keras configuration"
+        what = f"{own[0]}, which is your own," if config else "what its Keras configuration does not hold,"
         raise ModelError(f"on={on!r}: model {model.name!r} is made of {what} and would be unknown there: {_write(on)}")
     with tempfile.TemporaryDirectory(prefix="elastable-fit-") as home:
         folder = Path(home) / "job"
         folder.mkdir()
-        place = f"{str(cluster.get('checkpoint_dir', home)).rstrip('/')}/fit-{fit.job.job}"
+        place = _absolute(f"{str(cluster.get('checkpoint_dir', home)).rstrip('/')}/fit-{fit.job.job}")
         said = _Said(folder, on)
         arguments = {name: said.of(getattr(settings, name), name) for name in _OF_DATA}
         file = folder / "model.py"
@@ -84,6 +84,10 @@ def fit_on(
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     return history
+
+
+def _absolute(path: object) -> str:
+    return str(path) if "://" in str(path) else os.path.abspath(str(path))
 
 
 def _write(on: str) -> str:
@@ -179,7 +183,7 @@ class _Said:
             raise self._unsaid(name, reader)
         given = dict(inspect.signature(kind).bind(*reader.made_with[0], **reader.made_with[1]).arguments)
         paths = given["paths"] if isinstance(given["paths"], list | tuple) else [given["paths"]]
-        given["paths"] = [each if "://" in str(each) else os.path.abspath(each) for each in paths]
+        given["paths"] = list(map(_absolute, paths))
         said = {key: self.of(each, f"{name}: et.{kind.__name__}({key}=)") for key, each in given.items()}
         return {"reader": [kind.__name__, said]}
 

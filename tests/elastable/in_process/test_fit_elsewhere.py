@@ -6,10 +6,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import ray
 import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput, ModelError
+from tests.contracts.readers import start_ray
 
 IDS = {"id": np.arange(8)}
 LABELS = np.zeros((8, 1), np.float32)
@@ -49,6 +51,18 @@ def test_arguments_that_stay_in_this_process_are_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=said):
         et.fit(model(), IDS, LABELS, **{"on": "ray", "seed": 1, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_process_that_uses_ray_already_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    start_ray()
+    try:
+        with pytest.raises(BadInput, match=r"this process uses Ray already; ray\.shutdown\(\)"):
+            et.fit(model(), IDS, LABELS, seed=1, on="ray", verbose=0)
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")

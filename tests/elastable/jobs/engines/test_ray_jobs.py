@@ -229,7 +229,7 @@ def notebook(cluster: Cluster, home: Path) -> Iterator[Running]:
 @pytest.mark.timeout(2400)
 def test_a_fit_from_a_notebook_has_the_bits_of_one_process_whatever_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     with notebook(cluster, tmp_path) as fits:
-        for role, version in (("worker", 8), ("master", 20), ("store", 35)):
+        for role, version in (("worker", 8), ("master", 20), ("worker", 35)):
             until_version(fits, version, 2 * LIMIT_S)
             os.kill(cluster.processes(role)[0], signal.SIGKILL)
         assert fits.wait(1200) == 0, f"{fits.out}\n{fits.err}"
