@@ -80,7 +80,8 @@ for on, first in ((None, (x, y)), (url, et.ParquetReader(f"{folder}/clicks.parqu
     ids = {"users": np.arange(50), "words": np.unique(x["word_ids"])}
     rows = [layer.read_rows(ids[layer.name]) for layer in model.layers if layer.name in ids]
     dense = [each.numpy() for each in model.optimizer.variables]
-    dense += [each.numpy() for layer in model.layers if layer.name not in ids for each in layer.variables]
+    # Not the state of dropout: it draws by the job's seed and the micro-batch.
+    dense += [each.numpy() for layer in model.layers if layer.name not in ids for each in layer.weights]
     scores = model.predict(validation[0], verbose=0)
     made.append(([(fit.epoch, fit.history) for fit in fits], [*rows, *dense, scores]))
 (histories, arrays), (others, back) = made
