@@ -148,10 +148,10 @@ def _taken_back(model: keras.Model, fit: BegunFit, place: str) -> keras.callback
     fit.dense.restore(saved.dense())
     restore_tables(saved, fit.store)
     fit.parts.attach()
-    history = keras.callbacks.History()
+    history = CarriedHistory()
     history.set_model(model)
-    CarriedHistory.load_state_dict(history, saved.progress().hooks.get("CarriedHistory", {"epoch": [], "history": {}}))
-    history.evaluations = []
+    history.load_state_dict(saved.progress().hooks.get("CarriedHistory", {"epoch": [], "history": {}}))
+    history.evaluations = []  # none within an epoch
     model.history = history
     return history
 
