@@ -3,9 +3,9 @@
 `import elastable as et`:
 
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
-* training here: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
+* training here or on a cluster: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
 * what a term of a loss is: `averaged`, `summed`
-* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `PartsReader`, `StreamReader`; events:
+* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `RayDataReader`, `PartsReader`, `StreamReader`; events:
   `FolderReader`, `KafkaReader`, `RedisStreamReader`; for sources of your own `Reader`, `RaggedArray`, `SparseArray`
 * ids of strings: `hash_ids`
 * stores: `MemoryStore`, `open_store`, `open_reader`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from elastable.worker.readers.batch.reader import Reader as Reader
     from elastable.worker.readers.formats.csv_reader import CsvReader as CsvReader
     from elastable.worker.readers.formats.parquet_reader import ParquetReader as ParquetReader
+    from elastable.worker.readers.formats.ray_data_reader import RayDataReader as RayDataReader
     from elastable.worker.readers.numpy_reader import NumpyReader as NumpyReader
     from elastable.worker.readers.pass_reader import PartsReader as PartsReader
     from elastable.worker.readers.stream_reader import StreamReader as StreamReader
@@ -107,6 +108,7 @@ _NAMES_OF = {
     "elastable.worker.user_model.export": "export_keras",
     "elastable.worker.readers.formats.csv_reader": "CsvReader",
     "elastable.worker.readers.formats.parquet_reader": "ParquetReader",
+    "elastable.worker.readers.formats.ray_data_reader": "RayDataReader",
     "elastable.worker.readers.numpy_reader": "NumpyReader",
     "elastable.worker.readers.batch.ragged": "RaggedArray SparseArray",
     "elastable.worker.readers.batch.reader": "Reader",

@@ -473,6 +473,7 @@ class JobSpec:
         versions_before, parts_before, micro_batches_before: Of the jobs that this one continues: it counts on.
         stream: Whether records are events of a stream: an epoch is `train_records` of them, more or less, and 0
             `epochs` have no end.
+        records_digest: `Reader.digest` of the training records.
     """
 
     job: str = ""
@@ -504,6 +505,7 @@ class JobSpec:
     parts_before: int = 0
     micro_batches_before: int = 0
     stream: bool = False
+    records_digest: str = ""
 
     def __post_init__(self) -> None:
         for name in ("on_worker", "parts"):

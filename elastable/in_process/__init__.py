@@ -1,3 +1,3 @@
-"""Training in this process: `et.fit`, `et.step`, `model.fit`."""
+"""Training from this process: `et.fit`, `et.step`, `model.fit`; `fit_elsewhere`: on a cluster."""
 
-__all__ = ["fitting", "tape_step"]
+__all__ = ["fit_elsewhere", "fitting", "tape_step"]

@@ -11,9 +11,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastable.assembly import Assembly
 from elastable.embedding_store.composite.locations import LocationSettings
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.in_process.in_process_stores import StoreGiven
+from elastable.master.api import JobSpec
+from elastable.master.model.dense import DenseModel
+from elastable.master.tasks.progress import Progress
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
 from elastable.worker.readers.pass_reader import ClassWeightReader, EndlessReader, PartReader, PassReader
@@ -151,6 +157,29 @@ class FitData:
     batch_size: int
     validation_batch_size: int
     steps_per_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BegunFit:
+    """A fit before its first version.
+
+    Attributes:
+        train: The training records, as the model takes them.
+        sample: The first of them.
+        parts: Of the model, which reads from the store.
+        start: Where the job begins; `store` and `dense` are at that version.
+        keras_draws: As of `elastable.worker.runtime.compute.MicroBatchComputer`.
+    """
+
+    data: FitData
+    train: Reader
+    sample: TensorBatch
+    parts: Assembly
+    job: JobSpec
+    store: EmbeddingStore
+    dense: DenseModel
+    start: Progress
+    keras_draws: bool
 
 
 def fit_data(given: FitArguments) -> FitData:

@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.in_process.fit_data import FitArguments, FitData, fit_data
+from elastable.in_process.fit_data import BegunFit, FitArguments, FitData, fit_data
 from elastable.in_process.in_process_stores import StoreGiven, parts_for_fit, placed_in_stores
 from elastable.jobs.job_hooks import JobHooks
 from elastable.jobs.resuming.continuing import continue_job, opened_origin
@@ -82,8 +82,10 @@ def fit(
     not_finite: str = "refuse",
     continue_from: str | Path | None = None,
     leave_out: Sequence[str] = (),
+    on: str | None = None,
+    cluster: Mapping[str, object] | None = None,
 ) -> keras.callbacks.History:
-    """Trains a compiled Keras model whose embedding tables live in a store, in this process.
+    """Trains a compiled Keras model whose embedding tables live in a store, in this process or on a cluster.
 
     The arguments up to `validation_freq` are those of `model.fit` (docs/keras.md), which does the same, `lazy=None`.
 
@@ -110,14 +112,18 @@ def fit(
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
         continue_from: Begin as another job ended, on new data: a checkpoint, a run directory, or the URL of a store
             with a log, also of `store` itself (docs/checkpoints.md). leave_out: Of it what the model no longer has.
+        on: None: this process; or where its processes run, as of `elastable train --on` (docs/engines.md). The weights
+            and rows come back into this process.
+        cluster: Of `on`: options of `elastable train` by name, such as `{"workers": 4, "checkpoint_dir": "s3://b/c"}`.
 
     Returns:
         `History`, as of Keras; its attribute `evaluations` has a dict for each evaluation within an epoch.
 
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
+        KeyboardInterrupt: Ctrl-C while it trains on a cluster; the model has the weights of the last version then.
     """
-    return _run_here(model, FitArguments(
+    settings = FitArguments(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size, average=average,
@@ -126,22 +132,28 @@ def fit(
         seed=seed, evaluate_every=evaluate_every, store=store, locations=locations,
         linger=linger, max_bad_events=max_bad_events, offload_embeddings_above=offload_embeddings_above,
         not_finite=not_finite, continue_from=continue_from, leave_out=tuple(leave_out),
-    ))  # fmt: skip
+    )  # fmt: skip
+    if on is None:
+        if cluster is not None:
+            raise BadInput('cluster= needs on=, as in on="ray"')
+        return _run_here(model, settings)
+    from elastable.in_process.fit_elsewhere import fit_on
+
+    return fit_on(model, settings, on, cluster or {}, lambda: _begun(model, settings))
 
 
 # The job: its parts, its worker, and what shows how far it is
 
 
-def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.History:
-    """Trains the model; returns Keras' `History`."""
+def _begun(model: keras.Model, settings: FitArguments) -> BegunFit:
+    """Builds the model, makes its tables and fills them."""
     seeds = fit_seeds(settings.seed, model, settings.initial_epoch)
     data = fit_data(settings)
     if settings.evaluate_every and data.validation is None:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
     train = for_model(data.train, model)
     sample = sample_batch(train, model)
-    form = ("built", repr(batch_spec(sample)))
-    if form not in kept_traces(model):
+    if ("built", repr(batch_spec(sample))) not in kept_traces(model):
         build_model(model, sample)
     above = settings.offload_embeddings_above
     moved = offload_built(model, above) if above else {}
@@ -160,9 +172,16 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         with opened_origin(origin, store if origin == settings.store else None) as opened:
             beginning = continue_job(opened, parts, store, dense, settings.leave_out, moved=moved)
         job, version, stream = replace(job, **beginning.before), beginning.progress.version, beginning.progress.stream
-    schedule = Schedule(job)
-    records = schedule.records_before(version)
+    records = Schedule(job).records_before(version)
     start = Progress(version, evaluated=True, records=records, stream=stream) if version else Progress()
+    return BegunFit(data, train, sample, parts, job, store, dense, start, seeds.keras)
+
+
+def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.History:
+    """Trains the model; returns Keras' `History`."""
+    fit = _begun(model, settings)
+    data, train, parts, job, store, dense = fit.data, fit.train, fit.parts, fit.job, fit.store, fit.dense
+    kept = kept_traces(model) if parts.steps is None else {}
     metrics: ModelMetrics = kept["metrics"] if "metrics" in kept else ModelMetrics(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
@@ -171,15 +190,16 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
         max_bad_events=settings.max_bad_events,
     )  # fmt: skip
     events = train if isinstance(train, EventReader) else None
-    master = Master(job, store, dense, metrics, start=start, options=options, events=events)
+    master = Master(job, store, dense, metrics, start=fit.start, options=options, events=events)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
     model.make_train_function()  # whose steps are traced: with the one of before until somebody makes it anew
     computer = MicroBatchComputer(
-        model, job, readers, sample, store, parts.tables, keras_draws=seeds.keras, shares_model=True
+        model, job, readers, fit.sample, store, parts.tables, keras_draws=fit.keras_draws, shares_model=True
     )
     if parts.steps is None:
+        form = ("built", repr(batch_spec(fit.sample)))
         kept_traces(model).update({form: True, "dense": dense, "metrics": metrics})
     if settings.backed_up:
         _refuse_backup_of_slots(model, parts.tables)

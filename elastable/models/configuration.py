@@ -4,7 +4,7 @@ import base64
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import keras
 import numpy as np
@@ -59,6 +59,31 @@ def _add_words(said: object, words: Mapping[str, list[object]]) -> None:
             config["vocabulary"] = words.get(str(config.get("name")))
     for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
         _add_words(each, words)
+
+
+def own_names(config: str) -> list[str]:
+    """Classes and functions that a configuration of `config_of` names, and that another process would not know."""
+    return list(_own(_unpacked(config)))
+
+
+def _own(said: object) -> Iterator[str]:
+    if isinstance(said, dict):
+        if "class_name" in said and "registered_name" in said:
+            home = str(said.get("module"))
+            if said["class_name"] == "function":
+                try:
+                    home = keras.saving.deserialize_keras_object(said, safe_mode=True).__module__
+                except Exception:  # noqa: BLE001 - Keras does not know it
+                    home = ""
+            if home.split(".")[0] not in ("keras", "elastable", "keras_rs"):
+                yield str(said["config"] if said["class_name"] == "function" else said["class_name"])
+                return
+        code = said["value"] if said.keys() == {"value"} else None
+        if (isinstance(code, list) and code and isinstance(code[0], str)) or said.get("class_name") == "__lambda__":
+            yield "a lambda"
+            return
+    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
+        yield from _own(each)
 
 
 def same_model(one: DocumentFields, other: DocumentFields) -> bool:

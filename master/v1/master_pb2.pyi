@@ -136,6 +136,7 @@ class JobDescription(_message.Message):
     MICRO_BATCHES_BEFORE_FIELD_NUMBER: _builtins.int
     MODEL_CONFIG_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    RECORDS_DIGEST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -181,6 +182,8 @@ class JobDescription(_message.Message):
     """the model's Keras configuration, JSON in zlib in base64; "": it has none"""
     stream: _builtins.bool
     """records are events of a stream; 0 epochs: it has no end"""
+    records_digest: _builtins.str
+    """of the training records as the master sees them; "": any"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
@@ -221,10 +224,11 @@ class JobDescription(_message.Message):
         micro_batches_before: _builtins.int = ...,
         model_config: _builtins.str = ...,
         stream: _builtins.bool = ...,
+        records_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "micro_batches_before", b"micro_batches_before", "mode", b"mode", "model_config", b"model_config", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "parts", b"parts", "parts_before", b"parts_before", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "stream", b"stream", "train_records", b"train_records", "validation_records", b"validation_records", "versions_before", b"versions_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "backend", b"backend", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "micro_batches_before", b"micro_batches_before", "mode", b"mode", "model_config", b"model_config", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "parts", b"parts", "parts_before", b"parts_before", "records_digest", b"records_digest", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "stream", b"stream", "train_records", b"train_records", "validation_records", b"validation_records", "versions_before", b"versions_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015

@@ -16,11 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
+import ray
+import ray.data
 import tensorflow as tf
 
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from elastable.worker.readers.formats.ray_data_reader import RayDataReader
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.pass_reader import EndlessReader, PartReader, PassReader
 from elastable.worker.readers.stream_reader import StreamReader
@@ -124,6 +127,19 @@ def _csv(
     return CsvReader(folder / "*.csv", **{"block_records": 3, **options})
 
 
+def start_ray() -> None:
+    """Starts a Ray for this process, unless it has one; it ends with the process."""
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+
+def _ray_dataset(folder: Path, table: Table, **options: Keyword) -> Reader:
+    start_ray()
+    whole = pa.table({name: pa.array(values) for name, values in table.items()})
+    parts = [whole[start : start + 5] for start in range(0, len(whole), 5)]  # no multiple of what is read together
+    return RayDataReader(ray.data.from_arrow(parts), **{"block_records": 3, **options})
+
+
 def arrays(table: Table) -> dict[str, Any]:
     """Its columns as NumPy arrays, of objects where they are text or lists."""
     made: dict[str, Any] = {}
@@ -203,8 +219,9 @@ FILES: dict[str, Make] = {
     "csv crlf bom": partial(_csv, end="\r\n", encoding="utf-8-sig"),
     "csv latin-1": partial(_csv, encoding="latin-1"),
     "csv gb18030": partial(_csv, encoding="gb18030"),
+    "ray": _ray_dataset,
 }
-"""Readers of files, which have options, and read a column as the model's input wants it."""
+"""Readers of files and Arrow tables, which have options, and read a column as the model's input wants it."""
 LISTS: dict[str, Make] = {
     "numpy": lambda folder, table: NumpyReader(arrays(table)),
     "tensors": _tensors,
@@ -215,6 +232,7 @@ LISTS: dict[str, Make] = {
     "endless": _endless,
     "parquet": FILES["parquet"],
     "parquet files": FILES["parquet files"],
+    "ray": FILES["ray"],
 }
 """Readers whose records may be lists of different lengths."""
 READERS: dict[str, Make] = {**FILES, **LISTS, "mapped": _mapped, "tfrecord": _tfrecord}

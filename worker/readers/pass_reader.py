@@ -93,6 +93,9 @@ class PartsReader(Reader):
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         return PartsReader([part.for_inputs(inputs) for part in self._readers])
 
+    def digest(self) -> str:
+        return "".join(part.digest() for part in self._readers)
+
     def take(self, indices: Int64) -> Batch:
         rows = checked_indices(indices, len(self), "the parts")
         parts = np.searchsorted(self._starts, rows, side="right") - 1

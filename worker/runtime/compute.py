@@ -51,7 +51,7 @@ class Prepared:
 
 
 def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> None:
-    """Refuses splits whose lengths differ from the master's.
+    """Refuses splits that are not the master's, as far as lengths and digests tell.
 
     Raises:
         BadInput: names the split and both lengths.
@@ -70,6 +70,11 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
             )
     if (parts := readers[TaskKind.TRAIN].parts) != job.parts:
         raise BadInput(f"data('train') has parts of {list(parts)} records here and {list(job.parts)} at the master")
+    if readers[TaskKind.TRAIN].digest() != job.records_digest:
+        raise BadInput(
+            "data('train') holds other records here than at the master, or in another order: seed what is random in "
+            "it, and give et.RayDataReader the dataset before materialize()"
+        )
 
 
 class MicroBatchComputer:

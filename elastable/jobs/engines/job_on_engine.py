@@ -32,8 +32,11 @@ _STARTING = ("resume", "rerun", "overwrite", "take_over")
 _PASSED_ON = ("ELASTABLE_", "KERAS_", "OTEL_", "TF_", "JAX_", "XLA_")
 
 
-def run_on(options: TrainOptions, console: Console) -> int:
+def run_on(options: TrainOptions, console: Console, environment: Mapping[str, str] | None = None) -> int:
     """Trains as the options say, on the engine that they name; the exit code.
+
+    Args:
+        environment: Variables of its processes besides those that are passed on.
 
     Raises:
         ElastableError: the engine cannot be used, or what it started ended for good before the job.
@@ -56,7 +59,7 @@ def run_on(options: TrainOptions, console: Console) -> int:
     left_out = [str(runs.relative_to(files))] if runs.is_relative_to(files) else []
     placed = _placed(options, is_local(options.on), model.relative_to(files), home)
     with RayEngine(options.on, parts, files, left_out, home, options.deadline_s) as engine:
-        return _JobOnEngine(engine, placed, console).run()
+        return _JobOnEngine(engine, placed, console, environment or {}).run()
 
 
 def _placed(options: TrainOptions, here: bool, model: Path, home: Path) -> TrainOptions:
@@ -88,8 +91,8 @@ def _resume_command(options: TrainOptions, home: Path) -> str:
 class _JobOnEngine:
     """Starts the processes of a job, and looks after them until its master has ended."""
 
-    def __init__(self, engine: Engine, options: TrainOptions, console: Console) -> None:
-        self._engine, self._options, self._console = engine, options, console
+    def __init__(self, engine: Engine, options: TrainOptions, console: Console, environment: Mapping[str, str]) -> None:
+        self._engine, self._options, self._console, self._environment = engine, options, console, environment
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._shown = 0
         self._reason: str | None = None
@@ -124,7 +127,8 @@ class _JobOnEngine:
 
     def _environments(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Variables of master and store servers, and of workers; with secrets of this run, where these may travel."""
-        same = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        same = {**passed_on, **self._environment}
         if self._console.is_terminal:  # what the master writes is shown there
             same |= {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(self._console.width)}
         in_the_clear = not Address.parse(self._options.listen).is_loopback

@@ -62,7 +62,9 @@ class ProcessActor:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this question is answered by way of one that is deprecated
-            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+            context = ray.get_runtime_context()
+            restarted = context.was_current_actor_reconstructed
+        environment = {"RAY_ADDRESS": context.gcs_address, **environment}  # where a model file makes its Ray Datasets
         self._host = ray.util.get_node_ip_address()
         self._life = f"{os.getpid()}"
         folder = Path.cwd() / ".elastable"  # of the copy of the working directory, which Ray deletes
@@ -217,7 +219,7 @@ class RayEngine(Engine):
     Raises:
         NotInstalled: the extra "ray" is not there.
         Unavailable: the cluster is not reached, or has no room; says for what.
-        BadInput: the folder cannot be copied.
+        BadInput: the folder cannot be copied; this process has a connection to Ray.
     """
 
     def __init__(
@@ -231,6 +233,8 @@ class RayEngine(Engine):
     ) -> None:
         with needs("--on ray"):
             import ray
+        if ray.is_initialized():
+            raise BadInput(f"--on {where}: this process uses Ray already; ray.shutdown() ends that, for the job's own")
         self._ray, self._parts, self._logs, self._group = ray, parts, logs, None
         settings: dict[str, object] = {"address": None if where == "ray" else where}
         if is_local(where):
@@ -253,8 +257,8 @@ class RayEngine(Engine):
             raise
 
     def _own_cpus(self) -> float:
-        """Of a Ray that is for this job alone: what it asks for, however many there are, as with local processes."""
-        return max(os.cpu_count() or 1, sum(part.most * part.cpus for part in self._parts.values()))
+        """Of a Ray that is for this job alone: what it asks for, however many there are, and one for Ray Datasets."""
+        return max(os.cpu_count() or 1, 1 + sum(part.most * part.cpus for part in self._parts.values()))
 
     def _reserved(self, where: str, deadline_s: float) -> Any:
         bundles = [part.bundle for part in self._parts.values() for _ in range(part.least)]

@@ -287,7 +287,7 @@ def finished(saved: DocumentFields, progress: Progress) -> bool:
 
 _SAME = (
     "mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads",
-    "on_worker", "parts", "stream",
+    "on_worker", "parts", "stream", "records_digest",
 )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ JOBS = [
         store_url="redis://h", model_file="m.py", model_sha256="ab", offload_above=7, on_worker=("a", "b"),
         train_records=8, validation_records=9, shuffle=False, average="sum", not_finite="skip",
         staleness_bound=0, staleness_modulation="inverse", parts=(3, 5), versions_before=10, parts_before=11,
-        micro_batches_before=12, model_config="e30=",
+        micro_batches_before=12, model_config="e30=", records_digest="ef",
     ),
     api.JobSpec(steps_per_epoch=3, initial_epoch=2, evaluation_batch_size=5),
     api.JobSpec(stream=True, epochs=0, train_records=12),

@@ -1,6 +1,7 @@
 """What every reader gives for one logical table, whatever holds it: the right value, or an error that says where."""
 
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -21,8 +22,15 @@ from elastable.worker.user_model.build import as_tensors
 from tests.contracts.readers import FILES, LISTS, READERS, Make, Table, reader_of
 from tests.untyped import Keywords
 
-every_reader = pytest.mark.parametrize("make", READERS.values(), ids=list(READERS))
-every_file = pytest.mark.parametrize("make", FILES.values(), ids=FILES)
+
+def _cases(makes: Mapping[str, Make]) -> list[Any]:
+    """Of a Ray, which takes seconds to start, by make test-slow alone."""
+    slow = {"ray": pytest.mark.slow}
+    return [pytest.param(make, id=name, marks=slow.get(name, ())) for name, make in makes.items()]
+
+
+every_reader = pytest.mark.parametrize("make", _cases(READERS))
+every_file = pytest.mark.parametrize("make", _cases(FILES))
 RECORDS = 37
 IDS = [2**53 + 1, -(2**63), 2**63 - 1, 0, 7, 16_777_217, -1]
 CODES = ["007", "7", "NA", "", 'a "q", é', "two\nlines", "1e3"]
@@ -39,6 +47,8 @@ NESTED: Table = {
     "nested": [[[1, 2], []], [], [[3]], [[], [4, 5, 6]], [[7]], [[]]],
     "words": [["a", "b"], [], ["cc"], ["", "d", "e", "f"], [], ["g", "g"]],
 }
+AT = r"(part-\d\.\w+, (row|line)|Ray Dataset, record) \d"
+"""Where a value is, in messages."""
 ROWS = st.lists(st.integers(0, RECORDS - 1), max_size=60)
 
 
@@ -50,7 +60,7 @@ def listed(values: Any) -> Any:
     return [value.decode() if isinstance(value, bytes) else value for value in np.asarray(values).tolist()]
 
 
-@pytest.fixture(scope="module", params=READERS.values(), ids=list(READERS))
+@pytest.fixture(scope="module", params=_cases(READERS))
 def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return reader_of(request.param, tmp_path_factory.mktemp("long"), LONG, INPUTS)
 
@@ -92,7 +102,7 @@ def test_what_is_read_together_is_reported(reader: Reader, request: pytest.Fixtu
     assert reader.take(np.array([0]))[0]["price"].dtype == (np.float32 if of_files or "tf" in kind else np.float64)
 
 
-@pytest.fixture(scope="module", params=LISTS.values(), ids=list(LISTS))
+@pytest.fixture(scope="module", params=_cases(LISTS))
 def lists(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reader:
     made: Reader = request.param(tmp_path_factory.mktemp("lists"), NESTED)
     return made
@@ -145,7 +155,7 @@ def test_integers_in_a_column_of_floats_are_exact(tmp_path: Path, make: Make) ->
 @pytest.mark.parametrize("missing", [math.nan, None])
 def test_a_null_is_refused_or_filled(tmp_path: Path, make: Make, missing: float | None) -> None:
     table = {"id": [5.0, 16_777_217.0, 6.0, 7.0, missing, 8.0]}
-    with pytest.raises(BadInput, match=r"part-[01]\.(parquet, row \d|csv, line \d): column 'id': null, .*fill_null="):
+    with pytest.raises(BadInput, match=rf"{AT}: column 'id': null, .*fill_null="):
         reader_of(make, tmp_path, table, {"id": "int64"}).take(np.arange(6))
     (x,) = reader_of(make, tmp_path, table, {"id": "int64"}, fill_null={"id": 2**53 + 1}).take(np.arange(6))
     assert x["id"].tolist() == [5, 16_777_217, 6, 7, 2**53 + 1, 8]
@@ -158,7 +168,7 @@ def test_a_null_is_refused_or_filled(tmp_path: Path, make: Make, missing: float 
 @pytest.mark.parametrize("wrong", [1.5, math.inf, 2.0**53, -1e300])
 def test_a_float_that_is_no_exact_integer_is_refused(tmp_path: Path, make: Make, wrong: float) -> None:
     table = {"id": [5.0, 6.0, 7.0, wrong, 8.0]}
-    with pytest.raises(BadInput, match=r"part-\d\.\w+, (row|line) \d: column 'id': .* where integers are wanted"):
+    with pytest.raises(BadInput, match=rf"{AT}: column 'id': .* where integers are wanted"):
         reader_of(make, tmp_path, table, {"id": "int64"}).take(np.arange(5))
 
 
@@ -168,14 +178,14 @@ def test_text_for_numbers_is_refused(tmp_path: Path, make: Make) -> None:
     for want in ("int64", "float32"):
         with pytest.raises(
             BadInput,
-            match=r"part-\d\.(csv, line [24]: column 'n': 'x' is no (int64|double)|parquet: column 'n' is string)",
+            match=r"csv, line [24]: column 'n': 'x' is no (int64|double)|(parquet|block 0): column 'n' is string",
         ):
             reader_of(make, tmp_path, table, {"n": want}).take(np.arange(4))
 
 
 @every_file
 def test_an_integer_beyond_the_input_is_refused(tmp_path: Path, make: Make) -> None:
-    with pytest.raises(BadInput, match=r"part-\d\.\w+, (row|line) \d: column 'n': 2147483648 is no int32"):
+    with pytest.raises(BadInput, match=rf"{AT}: column 'n': 2147483648 is no int32"):
         reader_of(make, tmp_path, {"n": [1, 2, 2**31, 3]}, {"n": "int32"}).take(np.arange(4))
     (x,) = reader_of(make, tmp_path, {"n": [1, 2, 2**31 - 1, 3]}, {"n": "int32"}).take(np.arange(4))
     assert (x["n"].dtype, x["n"].tolist()) == (np.int32, [1, 2, 2**31 - 1, 3])

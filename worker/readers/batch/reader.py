@@ -73,6 +73,10 @@ class Reader(ABC):
         """The same records for a model with these inputs: of files, each column is read as its input wants it."""
         return self
 
+    def digest(self) -> str:
+        """Tells whether another process has other records, of a source that does not say so itself; else ""."""
+        return ""
+
     @abstractmethod
     def take(self, indices: Int64) -> Batch:
         """Fetches records.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -65,10 +65,18 @@ class BlockReader(Reader):
 
     Attributes:
         in_file: Names of the columns to read from files; those of folders' names are not among them.
+        made_with: The arguments of its class, for another process that makes it again.
 
     Raises:
         BadInput: no records; a column that is missing in a file or occurs twice.
     """
+
+    made_with: tuple[tuple[object, ...], dict[str, object]]
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        made = super().__new__(cls)
+        made.made_with = given, named
+        return made
 
     def __init__(
         self,

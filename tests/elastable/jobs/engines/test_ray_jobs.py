@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import ElastableError
 from elastable.master.rpc.client import MasterClient
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.processes import CLICK_JOB, Running, elastable, run_elastable, wait_until
+from tests.elastable.processes import CLICK_JOB, LIMIT_S, Running, elastable, run_elastable, wait_until
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -37,6 +37,59 @@ class Slow(et.NumpyReader):
 
 def data(split):
     return Slow(*click_job.data(split))
+"""
+#: `click_job`, whose records are a Ray Dataset; ORDER=drawn: in an order that every process draws anew.
+DATASET = """
+import os
+import ray.data
+import elastable as et
+import click_job
+from click_job import *
+
+def data(split):
+    x, y = click_job.data(split)
+    rows = ray.data.from_items([dict(user_ids=u, word_ids=w, y=v) for u, w, v in zip(x["user_ids"], x["word_ids"], y)])
+    if os.environ.get("ELASTABLE_TEST_ORDER") == "drawn" and split == "train":
+        rows = rows.random_shuffle()
+    return et.RayDataReader(rows, label="y")
+"""
+#: A notebook: two fits of arrays in this process, and of a file on a cluster (URL, FOLDER), to the same bits.
+NOTEBOOK = """
+import sys
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import elastable as et
+import click_job
+from elastable.master.backend.contract import backend
+
+url, folder = sys.argv[1:]
+backend().set_threads(1)  # as in a job
+validation = click_job.data("validation")
+(x, y), made = click_job.data("train"), []
+columns = {"user_ids": x["user_ids"], "word_ids": pa.FixedSizeListArray.from_arrays(x["word_ids"].ravel(), 3), "y": y}
+pq.write_table(pa.table(columns), f"{folder}/clicks.parquet")
+how = dict(batch_size=32, grads_to_wait=2, epochs=3, seed=7, verbose=2, validation_data=validation)
+cluster = {"checkpoint_dir": folder, "checkpoint_every": 5, "run_dir": f"{folder}/runs", "insecure": True, "stores": 2}
+for on, first in ((None, (x, y)), (url, et.ParquetReader(f"{folder}/clicks.parquet", label="y"))):
+    keras.utils.set_random_seed(3)
+    model = click_job.model()
+    there = {} if on is None else {"on": on, "cluster": {**cluster, "deadline_s": 240.0}}
+    fits = [et.fit(model, first, **how, **there), et.fit(model, x, y, **how, **there)]
+    ids = {"users": np.arange(50), "words": np.unique(x["word_ids"])}
+    rows = [layer.read_rows(ids[layer.name]) for layer in model.layers if layer.name in ids]
+    dense = [each.numpy() for each in model.optimizer.variables]
+    # Not the state of dropout: it draws by the job's seed and the micro-batch.
+    dense += [each.numpy() for layer in model.layers if layer.name not in ids for each in layer.weights]
+    scores = model.predict(validation[0], verbose=0)
+    made.append(([(fit.epoch, fit.history) for fit in fits], [*rows, *dense, scores]))
+(histories, arrays), (others, back) = made
+assert histories == others, (histories, others)
+assert len(arrays) == len(back) > 20
+for one, other in zip(arrays, back):
+    assert np.array_equal(one, other)
+print("the same bits")
 """
 KILLS = 4
 
@@ -75,6 +128,8 @@ def home() -> Iterator[Path]:
     (home / "job").mkdir()
     shutil.copy(CLICK_JOB, home / "job")
     (home / "job" / "paced_job.py").write_text(PACED)
+    (home / "job" / "dataset_job.py").write_text(DATASET)
+    (home / "job" / "notebook.py").write_text(NOTEBOOK)
     yield home
     shutil.rmtree(home, ignore_errors=True)
 
@@ -116,7 +171,7 @@ def words_of(cluster: Cluster, home: Path, *more: str | Path) -> list[str | Path
     return ["train", cluster.model, "--workers", "2", *JOB, *on, "--no-export", "--deadline", "240", *more]
 
 
-def until_version(job: Running, version: int) -> None:
+def until_version(job: Running, version: int, limit_s: float = LIMIT_S) -> None:
     """Returns once the job's master, wherever it is by then, has made the version."""
 
     def reached() -> bool:
@@ -129,7 +184,7 @@ def until_version(job: Running, version: int) -> None:
         except ElastableError:
             return False  # it is on its way
 
-    wait_until(reached, f"version {version}", job)
+    wait_until(reached, f"version {version}", job, limit_s)
     assert job.process.poll() is None, f"{job.out}\n{job.err}"
 
 
@@ -153,6 +208,44 @@ def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
             os.kill(*drawn.choice([(victim, signal.SIGKILL), (actor, signal.SIGKILL), (actor, signal.SIGTERM)]))
         assert job.wait() == 0, f"{roles} at {versions}: {job.out}\n{job.err}"
     trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
+    assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
+
+
+@contextmanager
+def notebook(cluster: Cluster, home: Path) -> Iterator[Running]:
+    """A process that calls `et.fit(on=)` twice."""
+    files = home / "notebook.out", home / "notebook.err"
+    words = [sys.executable, "-u", str(cluster.home / "job" / "notebook.py"), cluster.url, str(home)]
+    paths = {"PYTHONPATH": str(Path(__file__).parents[4])}
+    with files[0].open("wb") as out, files[1].open("wb") as err:
+        process = subprocess.Popen(words, stdout=out, stderr=err, cwd=home, env={**os.environ, **ENVIRONMENT, **paths})
+    try:
+        yield Running(process, *files)
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_fit_from_a_notebook_has_the_bits_of_one_process_whatever_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    with notebook(cluster, tmp_path) as fits:
+        for role, version in (("worker", 8), ("master", 20), ("worker", 35)):
+            until_version(fits, version, 2 * LIMIT_S)
+            os.kill(cluster.processes(role)[0], signal.SIGKILL)
+        assert fits.wait(1200) == 0, f"{fits.out}\n{fits.err}"
+        assert fits.out.endswith("the same bits\n"), fits.out
+    assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ctrl_c_in_a_notebook_ends_all_of_it(cluster: Cluster, tmp_path: Path) -> None:
+    with notebook(cluster, tmp_path) as fits:
+        until_version(fits, 5, 2 * LIMIT_S)
+        fits.signal(signal.SIGINT)
+        assert fits.wait() != 0
+        assert fits.err.rstrip().endswith("KeyboardInterrupt"), fits.err
     assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
 
 
@@ -195,6 +288,23 @@ def test_more_workers_than_there_is_room_for_wait_and_a_wrong_model_ends_with_it
     ran = run_elastable(*words, env=ENVIRONMENT, new=True)
     assert ran.code == ExitCode.BAD_MODEL, f"{ran.out}\n{ran.err}"
     assert "there is nothing to train on" in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_ray_dataset_is_trained_to_the_bits_of_arrays_or_refused_where_its_order_is_drawn(
+    cluster: Cluster, tmp_path: Path, trained: Trained
+) -> None:
+    words = words_of(cluster, tmp_path)
+    words[1] = cluster.home / "job" / "dataset_job.py"
+    ran = run_elastable(*words, env=ENVIRONMENT, new=True)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
+    words = words_of(cluster, tmp_path / "drawn")
+    words[1] = cluster.home / "job" / "dataset_job.py"
+    ran = run_elastable(*words, env={**ENVIRONMENT, "ELASTABLE_TEST_ORDER": "drawn"}, new=True)
+    assert ran.code == ExitCode.BAD_INPUT, f"{ran.out}\n{ran.err}"
+    assert "holds other records here than at the master" in " ".join(ran.err.split())
 
 
 @pytest.mark.slow
