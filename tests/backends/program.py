@@ -326,25 +326,57 @@ def compilations() -> Iterator[list[str]]:
 
 
 def check_compilations() -> None:
-    """Of plan and step: once for a width, and once more for a smaller last batch, whichever ids a batch has."""
+    """Of the step: once for a width, and once more for a smaller last batch, whichever ids a batch has.
+
+    Of the plan as often where ids are computed, and where they are a part of a column never.
+    """
     if keras.config.backend() != "jax":
         return
     random, y = np.random.default_rng(2), records()[1]
     for last, widths in ((0, [BATCH]), (5, [5, BATCH])):
-        layer = et.Embedding(None, DIM, combiner="sum", embeddings_regularizer="l2", name="items")
-        model = model_of(layer, "adagrad")
-        for batches in (4, 5):
-            count = batches * BATCH + last
-            with compilations() as said:
-                et.fit(model, random.integers(0, 40, (count, LENGTH)), y[:count], epochs=2, batch_size=BATCH, verbose=0)
-            plans = [text for text in said if "types (ShapedArray(int64" in text]
-            steps = [text for text in said if f",{LENGTH},{DIM}]" in text]
-            if batches == 4:
-                assert sorted(map(_width, plans)) == sorted([2, *widths]), said  # two records: which calls there are
-                assert sorted(map(_width, steps)) == widths, said
-                assert len(said) == len(plans) + len(steps) + 1, said  # and the update
-            else:
-                assert not said
+        for computed in (False, True):
+            layer = et.Embedding(None, DIM, combiner="sum", embeddings_regularizer="l2", name="items")
+
+            def rows(
+                ids: keras.KerasTensor, of: keras.layers.Layer = layer, computed: bool = computed
+            ) -> keras.KerasTensor:
+                return of(keras.ops.concatenate([ids[:, 2:], ids[:, :2]], axis=1) if computed else ids)
+
+            model = model_of(rows, "adagrad")
+            for batches in (4, 5):
+                x, target = random.integers(0, 40, (batches * BATCH + last, LENGTH)), y[: batches * BATCH + last]
+                with compilations() as said:
+                    et.fit(model, x, target, epochs=2, batch_size=BATCH, verbose=0)
+                plans = [text for text in said if "types (ShapedArray(int64" in text]
+                steps = [text for text in said if f",{LENGTH},{DIM}]" in text]
+                if batches == 4:
+                    # Two records: which calls there are.
+                    assert sorted(map(_width, plans)) == (sorted([2, *widths]) if computed else []), said
+                    assert sorted(map(_width, steps)) == widths, said
+                    assert len(said) == len(plans) + len(steps) + 1, said  # and the update
+                else:
+                    assert not said
+
+
+def check_ids_that_are_parts_of_columns() -> None:
+    """Slices, of either end, and reshaped ones: without a computation, the ids that the layers are called with."""
+    x, y = records(2)
+    found = []
+    for copied in (False, True):
+        ids = keras.Input((LENGTH,), dtype="int64")
+        parts = [ids[:, 1], ids[:, -3:], keras.layers.Reshape((2, LENGTH // 2))(ids)[:, ::2, 1:]]
+        rows = []
+        for number, part in enumerate(parts):
+            part = keras.ops.maximum(part, 0) if copied else part
+            rows.append(keras.layers.Flatten()(et.Embedding(ROWS, DIM, "ones", name=f"items_{number}")(part)))
+        joined = keras.ops.concatenate(rows, axis=-1)
+        model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="zeros")(joined))
+        model.compile(OPTIMIZERS["adam"](), "mse")
+        et.fit(model, x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert np.ptp(found[0][-2]) > 0
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def _width(text: str) -> int:
