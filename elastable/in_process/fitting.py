@@ -180,7 +180,7 @@ def _run_here(model: keras.Model, settings: FitArguments) -> keras.callbacks.His
     if form not in kept_traces(model):
         build_model(model, sample)
     moved = offload_built(model, settings.offload_embeddings_above)
-    parts = parts_for_fit(model, batch_spec(sample), settings.seeds, settings.lazy)
+    parts = parts_for_fit(model, batch_spec(sample, model), settings.seeds, settings.lazy)
     job = _job(parts, data, settings)
     warn_of_other_numbers(model, job)
     # A job counts its versions from epoch 0, also where the rows are older.

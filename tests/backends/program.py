@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import keras
@@ -150,6 +150,46 @@ def check_computed_ids_beyond_32_bits() -> None:
             et.fit(crossed(et.Embedding(1000, DIM), 1000), x, y, batch_size=BATCH, verbose=0)
 
 
+def check_lists() -> None:
+    """Lists of any length, weighted ones and sparse records: they are padded where the layer leaves the padding out."""
+    random, (x, y) = np.random.default_rng(0), records(4)
+    lengths = random.integers(0, LENGTH + 1, len(x))
+    kept = np.arange(LENGTH) < lengths[:, None]
+    ids, scales = np.where(kept, x + 1 + FAR, 0), np.where(kept, random.uniform(0.5, 2, x.shape), 0).astype("float32")
+    of_ids, of_scales = (np.empty(len(x), object) for _ in range(2))
+    for record, length in enumerate(lengths):
+        of_ids[record], of_scales[record] = ids[record, :length], scales[record, :length]
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    sparse = et.SparseArray(np.nonzero(kept)[1][:, None], ids[kept], splits, (LENGTH,))
+    settings: Keywords = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    for combiner in ("sum", "mean"):
+        found = []
+        for given in ((ids, scales), (of_ids, of_scales), (sparse, of_scales)):
+            inputs = [keras.Input((None,), dtype="int64"), keras.Input((None,))]
+            layer = et.Embedding(None, DIM, "ones", mask_zero=True, combiner=combiner, name="items")
+            dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+            model = keras.Model(inputs, dense(layer(inputs[0], weights=inputs[1])))
+            model.compile(OPTIMIZERS["adagrad"](), "mse")
+            history = et.fit(model, list(given), y, validation_data=(list(given), y), **settings).history
+            found.append([history["loss"], history["val_loss"], layer.read_rows(np.unique(ids)[1:])])
+        for other in found[1:]:
+            for one, expected in zip(other, found[0], strict=True):
+                assert_close(one, expected)
+    for layers, refused in (
+        ([keras.Input((None,), dtype="int64"), et.Embedding(None, DIM, mask_zero=True, combiner="sum")], False),
+        ([keras.Input((None,), dtype="int64"), et.Embedding(None, DIM, combiner="sum")], True),
+        ([et.Embedding(None, DIM, mask_zero=True, combiner="sum")], True),
+    ):
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with (
+            refusing("keras.Input((None,)) goes to et.Embedding layers with mask_zero=True")
+            if refused
+            else nullcontext()
+        ):
+            et.fit(model, of_ids, y, **settings)
+
+
 def check_masks_reach_the_next_layer() -> None:
     """`mask_zero` of a layer without a combiner: an average over what is no padding."""
     x, y = records()
@@ -174,17 +214,53 @@ def check_micro_batches() -> None:
         models.append(model)
     for one, other in zip(*(each.get_weights() for each in models), strict=True):
         assert_close(one, other)
-    losses, metrics = keras.losses, keras.metrics
+    losses, metrics, ops = keras.losses, keras.metrics, keras.ops
+
+    class Own(keras.losses.Loss):
+        def call(self, y: keras.KerasTensor, found: keras.KerasTensor) -> keras.KerasTensor:
+            return ops.log1p(ops.square(y - found))
+
+    def quantile(y: keras.KerasTensor, found: keras.KerasTensor) -> keras.KerasTensor:
+        return ops.maximum(0.3 * (y - found), 0.7 * (found - y))
+
+    # Other numbers where records had another weight in a smaller micro-batch, or in the last one.
+    x, y, weights = x[:40], y[:40], np.linspace(0.5, 2, 40, dtype="float32")
+    for loss, metric, weighted in (
+        (quantile, quantile, True),
+        (Own(), None, True),
+        (Own("sum"), None, True),
+        (losses.MeanSquaredError("sum"), "mae", True),
+        (losses.MeanSquaredError("mean_with_sample_weight"), None, False),
+        (lambda y, found: ops.mean(ops.abs(y - found)), None, False),
+    ):
+        models, histories = [], []
+        for batch, combined in ((BATCH, 1), (BATCH // 2, 2)):
+            model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
+            model.compile(keras.optimizers.SGD(0.01), loss, weighted_metrics=[metric] if metric else None)
+            given: Keywords = {**settings, "sample_weight": weights if weighted else None}
+            fitted = et.fit(model, x, y, batch_size=batch, grads_to_wait=combined, **given)
+            models.append(model)
+            histories.append(fitted.history)
+        for one, other in zip(*(each.get_weights() for each in models), strict=True):
+            assert_close(one, other)
+        assert histories[0].keys() == histories[1].keys()
+        for name, values in histories[0].items():
+            assert_close(histories[1][name], values)
     for loss, metric, layer in (
         ("dice", None, None),
         (losses.CosineSimilarity(axis=0), None, None),
-        (losses.MeanSquaredError("sum"), None, None),
         ("mse", losses.tversky, None),
         ("mse", metrics.CosineSimilarity(axis=0), None),
         ("mse", metrics.PearsonCorrelation(axis=0), None),
         ("mse", None, keras.layers.UnitNormalization(axis=-2)),
         ("mse", None, keras.layers.Softmax(axis=0)),
         ("mse", None, keras.layers.Reshape(())),
+        (lambda y, found: ops.square(y - found[:, 0]), None, None),
+        (lambda y, found: ops.square(y - ops.mean(found)), None, None),
+        (lambda y, found: ops.sqrt(ops.mean(ops.square(y - found))), None, None),
+        (lambda y, found: ops.mean(ops.square(y - found), axis=0), None, None),
+        (lambda y, found: ops.mean(ops.square(found[1:] - found[:-1])), None, None),
+        ("mse", lambda y, found: ops.mean(ops.abs(y - found)), None),
     ):
         model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
         if layer is not None:
@@ -192,6 +268,11 @@ def check_micro_batches() -> None:
         model.compile("sgd", loss, metrics=[metric] if metric is not None else None)
         with refusing("every term of the loss needs a known divisor"):
             et.fit(model, x, y, batch_size=BATCH // 2, grads_to_wait=2, **settings)
+    for loss in (lambda y, found: ops.mean(ops.abs(y - found)), losses.MeanSquaredError("mean_with_sample_weight")):
+        model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
+        model.compile("sgd", loss)
+        with refusing("every term of the loss needs a known divisor"):
+            et.fit(model, x, y, batch_size=BATCH // 2, grads_to_wait=2, sample_weight=weights, **settings)
 
 
 def check_profile_is_refused() -> None:

@@ -283,7 +283,9 @@ class _Function(NamedTuple):
 class ArrayTrainStep(_ArrayStep):
     """Forward, backward and metrics of one micro-batch."""
 
-    def __init__(self, model: keras.Model, plan: ArrayIdPlan, seed: int | None, average: str | None) -> None:
+    def __init__(
+        self, model: keras.Model, spec: BatchSpec, plan: ArrayIdPlan, seed: int | None, average: str | None
+    ) -> None:
         super().__init__(model, plan)
         self._seed, self._average, self._seed_states = seed, average, seed_states(model, seed)
         self._like = [
@@ -291,7 +293,7 @@ class ArrayTrainStep(_ArrayStep):
         ]
         self._functions: dict[bytes, _Function] = {}
         self._trainable = b""
-        self._kind = None if average is None else divisor_kind(model, average)
+        self._kind = None if average is None else divisor_kind(model, average, spec)
 
     def hold(self, trainable: bytes) -> None:
         """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
@@ -321,7 +323,15 @@ class ArrayTrainStep(_ArrayStep):
             states=tuple(map(copied, self._states)),
             metrics=tuple(map(copied, function.metrics)),
             divisor=None if self._kind is None else Divisor(self._kind, 0.0),
+            losses=self._losses(float(loss), function.metrics),
         )
+
+    def _losses(self, loss: float, metrics: Sequence[keras.Variable]) -> dict[int, float]:
+        """Place of Keras' loss metric, whose mean over records a loss that is a sum is not -> the loss."""
+        tracker = getattr(self._model, "_loss_tracker", None)
+        if self._average != "mean" or self._kind is not DivisorKind.NOTHING or tracker is None:
+            return {}
+        return {place: loss for place, each in enumerate(metrics) if each is tracker.total}
 
     def _function(self) -> _Function:
         """The gradient for the flags that are held now."""
