@@ -228,7 +228,7 @@ def check_micro_batches() -> None:
     for loss, metric, weighted in (
         (quantile, quantile, True),
         (Own(), None, True),
-        (Own("sum"), None, True),
+        (Own(reduction="sum"), None, True),
         (losses.MeanSquaredError("sum"), "mae", True),
         (losses.MeanSquaredError("mean_with_sample_weight"), None, False),
         (lambda y, found: ops.mean(ops.abs(y - found)), None, False),
@@ -246,7 +246,13 @@ def check_micro_batches() -> None:
         assert histories[0].keys() == histories[1].keys()
         for name, values in histories[0].items():
             assert_close(histories[1][name], values)
+
+    class Mean(keras.losses.Loss):
+        def call(self, y: keras.KerasTensor, found: keras.KerasTensor) -> keras.KerasTensor:
+            return ops.mean(ops.abs(y - found))
+
     for loss, metric, layer in (
+        (Mean(reduction="sum"), None, None),
         ("dice", None, None),
         (losses.CosineSimilarity(axis=0), None, None),
         ("mse", losses.tversky, None),

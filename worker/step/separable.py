@@ -115,7 +115,8 @@ def _of_losses(model: keras.Model, spec: BatchSpec) -> Iterator[str]:
         if not _has_a_value_a_record(loss, getattr(loss, "fn", loss)):
             plain = type(loss).__call__ is keras.losses.Loss.__call__
             found = _axes_in_ops(loss.call if plain else loss, model, spec)
-            if not (found == "records" or (found == "mean" and not weighted)):
+            # A mean of its own is left as it is by every reduction.
+            if not (found == "records" or (found == "mean" and not weighted and not _is_a_sum(model))):
                 yield f"its loss {getattr(loss, 'name', getattr(loss, '__name__', loss))!r} is none of these"
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         means = ("sum_over_batch_size", "mean", *(() if weighted else ("mean_with_sample_weight",)))
