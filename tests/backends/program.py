@@ -349,6 +349,15 @@ class Keeping(keras.layers.Layer):
         return rows
 
 
+def check_rows_are_assigned_what_is_computed_from_them() -> None:
+    layer = et.Embedding(ROWS, DIM, "ones", name="items")
+    layer.build()
+    layer.embeddings.assign(layer.embeddings * 0.5)
+    assert_close(layer.embeddings, np.full((ROWS, DIM), 0.5))
+    layer.embeddings.assign_sub(layer.embeddings * 0.5)
+    assert_close(layer.embeddings, np.full((ROWS, DIM), 0.25))
+
+
 def check_rows_that_a_layer_keeps() -> None:
     """They stay those of their step, whatever memory the rows of the next one come in."""
     x, y = records(4)
