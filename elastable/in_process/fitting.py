@@ -157,7 +157,7 @@ def _begun(model: keras.Model, settings: FitArguments) -> BegunFit:
         build_model(model, sample)
     above = settings.offload_embeddings_above
     moved = offload_built(model, above) if above else {}
-    parts = parts_for_fit(model, batch_spec(sample), seeds, settings.lazy)
+    parts = parts_for_fit(model, batch_spec(sample, model), seeds, settings.lazy)
     job = _job(parts, data, settings, seeds.order)
     warn_of_other_numbers(model, job)
     # A job counts its versions from epoch 0, also where the rows are older.

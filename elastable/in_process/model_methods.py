@@ -69,7 +69,7 @@ class _BatchTrainer:
             )
         self._model, self._compiled = model, (model.optimizer, model._compile_loss)
         build_model(model, sample)
-        spec, seed = batch_spec(sample), global_seed()
+        spec, seed = batch_spec(sample, model), global_seed()
         parts = parts_for_fit(model, spec, FitSeeds(seed, seed, keras=True), None)
         self._planned = parts.planned
         self._store, self._specs = placed_in_stores(parts), parts.tables

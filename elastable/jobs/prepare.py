@@ -267,7 +267,7 @@ def _parts(file: ModelFile, options: JobOptions) -> tuple[Reader, Assembly]:
 
 
 def _spec_of(model: keras.Model, train: Reader) -> BatchSpec:
-    return batch_spec(sample_batch(for_model(train, model), model))
+    return batch_spec(sample_batch(for_model(train, model), model), model)
 
 
 def _training_records(file: ModelFile) -> Reader:

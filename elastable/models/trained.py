@@ -103,7 +103,7 @@ def open_trained(
     reader = None if reader is None else for_model(reader, model)
     spec = None
     if needs_sample(model):
-        spec = batch_spec(sample_batch(for_model(records(), model), model))
+        spec = batch_spec(sample_batch(for_model(records(), model), model), model)
     store = MemoryStore()
     if saved is None:
         _take_given(file, model, spec, store)
@@ -147,7 +147,7 @@ def evaluated(trained: TrainedModel, batch_size: int | None = None) -> dict[str,
     reader = trained.records()
     job: DocumentFields = {"micro_batch_size": _BATCH} if trained.checkpoint is None else trained.checkpoint.job
     model, store = trained.model, trained.store
-    spec = batch_spec(sample_batch(reader, model))
+    spec = batch_spec(sample_batch(reader, model), model)
     plan = make_plan(model, spec, training=False)
     step = make_evaluate_step(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
     book = ModelMetrics(model)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -63,10 +63,10 @@ class JaxBackend(ArrayBackend):
     ) -> Callable[..., list[Array]]:
         known = _once(variables)
 
-        def pure(values: Sequence[BackendTensor], arrays: Sequence[BackendTensor]) -> tuple[Any, list[BackendTensor]]:
+        def pure(values: Sequence[BackendTensor], arrays: Sequence[BackendTensor]) -> tuple[Any, _Changed]:
             with self.runs, _stateless(known, values) as scope:
                 found = body(*arrays) or ()
-                return list(found), _after(scope, known)
+                return list(found), _changed(scope, known, values)
 
         compiled = pure if eagerly else jax.jit(pure)
 
@@ -74,8 +74,8 @@ class JaxBackend(ArrayBackend):
             if eagerly:
                 arrays = tuple(map(jax.numpy.asarray, arrays))
             # JAX may read the arrays that it was given until it is done.
-            found, after = jax.block_until_ready(compiled([each.value for each in known], arrays))
-            _keep(known, after)
+            found, changed = jax.block_until_ready(compiled([each.value for each in known], arrays))
+            _keep(known, changed)
             return list(map(np.asarray, found))
 
         return run
@@ -95,7 +95,7 @@ class JaxBackend(ArrayBackend):
         ) -> tuple[BackendTensor, Any]:
             with self.runs, _stateless((*trained, *others), (*values, *rest)) as scope:
                 loss, found = body(arrays, given)
-                return loss, (found, _after(scope, others))
+                return loss, (found, _changed(scope, others, rest))
 
         gradient = jax.grad(pure, argnums=(0, 1), has_aux=True)
         compiled = gradient if eagerly else jax.jit(gradient)
@@ -107,8 +107,12 @@ class JaxBackend(ArrayBackend):
                 arrays, given = jax.tree.map(jax.numpy.array, (list(arrays), given))
             set_to = {id(variable): value for variable, value in preset}
             rest = [set_to.get(id(each), each.value) for each in others]
-            (dense, rows), (found, after) = compiled([each.value for each in trained], list(arrays), rest, given)
-            _keep(others, after)
+            (dense, rows), (found, changed) = compiled([each.value for each in trained], list(arrays), rest, given)
+            _keep(others, changed)
+            drawn_from = {id(others[place]) for place in changed}
+            for variable, value in preset:
+                if id(variable) not in drawn_from:
+                    self.assign(variable, value)
             # All of it is read here: JAX may still read the arrays that it was given until then.
             return jax.tree.map(np.asarray, found), list(map(np.asarray, dense)), list(map(np.asarray, rows))
 
@@ -128,17 +132,21 @@ class JaxBackend(ArrayBackend):
                 return list(body(batch, zero))
 
         # What ids do not need is not computed: JAX drops what leads to no result.
-        compiled, seen = pure if eagerly else jax.jit(pure), dict[str, bool]()
+        compiled, found = pure if eagerly else jax.jit(pure), dict[object, _Ids]()
         zero = np.zeros((), np.float32)
 
         def run(batch: Any) -> list[Array]:
+            leaves = jax.tree.leaves(batch)
+            form = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
             values = [each.value for each in known]
-            form = str(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch))
             with self.exact_ids():
-                if form not in seen:
-                    seen[form] = _are_computed(pure, values, zero, batch)
+                if form not in found:
+                    found[form] = _ids_in(pure, values, zero, batch)
+                columns, computed = found[form]
+                if columns is not None and not eagerly:
+                    return [column(leaves) for column in columns]
                 exact = list(map(np.asarray, compiled(values, zero, jax.tree.map(jax.numpy.asarray, batch))))
-            if seen[form] and not self.needs_exact_ids(batch):
+            if computed and not self.needs_exact_ids(batch):
                 plain = partial(compiled, values, zero, jax.tree.map(jax.numpy.asarray, batch))
                 _require_same(exact, plain, as_keras())
             return exact
@@ -183,13 +191,20 @@ def _stateless(variables: Sequence[keras.Variable], values: Sequence[BackendTens
     return keras.StatelessScope(state_mapping=list(pairs), collect_losses=True)
 
 
-def _after(scope: keras.StatelessScope, variables: Sequence[keras.Variable]) -> list[BackendTensor]:
-    return [scope.get_current_value(each) for each in variables]
+_Changed = dict[int, BackendTensor]
+"""Place of a variable -> its new value; the others keep theirs, and what was read of it."""
 
 
-def _keep(variables: Sequence[keras.Variable], values: Sequence[BackendTensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable._value = value
+def _changed(
+    scope: keras.StatelessScope, variables: Sequence[keras.Variable], before: Sequence[BackendTensor]
+) -> _Changed:
+    after = map(scope.get_current_value, variables)
+    return {place: now for place, (now, was) in enumerate(zip(after, before, strict=True)) if now is not was}
+
+
+def _keep(variables: Sequence[keras.Variable], changed: _Changed) -> None:
+    for place, value in changed.items():
+        variables[place]._value = value
 
 
 #: What JAX leaves as it is where it has no 64 bits.
@@ -202,8 +217,28 @@ _MOVES = (
 )
 
 
-def _are_computed(pure: Callable[..., Any], values: Sequence[BackendTensor], zero: BackendTensor, batch: Any) -> bool:
-    """Whether ids are computed from the batch, and not only taken from it.
+#: (columns of a batch) -> ids of a call, which are a part of one.
+_Column = Callable[[Sequence[Array]], Array]
+
+#: Those of them that choose some of one array, as views of NumPy's.
+_VIEWS: dict[str, Callable[..., Array]] = {
+    "reshape": lambda array, new_sizes, **_: array.reshape(new_sizes),
+    "slice": lambda array, start_indices, limit_indices, strides: array[
+        tuple(map(slice, start_indices, limit_indices, strides or [None] * array.ndim))
+    ],
+    "squeeze": lambda array, dimensions: array.squeeze(dimensions),
+}
+
+
+class _Ids(NamedTuple):
+    """How ids come from a batch: as `columns` alone, else None; else whether any are computed, and not only moved."""
+
+    columns: list[_Column] | None
+    computed: bool
+
+
+def _ids_in(pure: Callable[..., Any], values: Sequence[BackendTensor], zero: BackendTensor, batch: Any) -> _Ids:
+    """How ids come from a batch of this form.
 
     Raises:
         Unsupported: they are computed from more than the batch: rows, weights, random numbers.
@@ -221,7 +256,25 @@ def _are_computed(pure: Callable[..., Any], values: Sequence[BackendTensor], zer
             "they are not known before the step: compute them from the batch alone, or use Keras' TensorFlow backend, "
             "which looks such rows up within the step"
         )
-    return computed
+    places = {id(each): place for place, each in enumerate(traced.invars[len(values) + 1 :])}
+    columns = [_column(traced, ids, places) for ids in traced.outvars]
+    return _Ids(None if None in columns else [each for each in columns if each is not None], computed)
+
+
+def _column(traced: Any, ids: Any, places: Mapping[int, int]) -> _Column | None:
+    """Of the part of a column that these ids are, the function that takes it; None: they are none."""
+    made = {id(each): equation for equation in traced.eqns for each in equation.outvars}
+    views: list[Callable[[Array], Array]] = []
+    while (equation := made.get(id(ids))) is not None:
+        turned = equation.params.get("dimensions") is not None and equation.primitive.name == "reshape"
+        if equation.primitive.name not in _VIEWS or turned or len(equation.invars) != 1:
+            return None
+        views.insert(0, partial(_VIEWS[equation.primitive.name], **equation.params))
+        ids = equation.invars[0]
+    if id(ids) not in places:
+        return None
+    place = places[id(ids)]
+    return lambda leaves: reduce(lambda array, view: view(array), views, np.asarray(leaves[place]))
 
 
 def _require_same(

@@ -204,6 +204,8 @@ def _weighted_mean(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 def _weighted_sum(parts: Sequence[tuple[Tensor, float]]) -> Tensor:
     """The sum of arrays times their shares, as a left fold; of their dtype, in float32 at least until it is made."""
     first = parts[0][0]
+    if len(parts) == 1 and parts[0][1] == 1.0:
+        return first
     wide = np.result_type(first.dtype, np.float32)
     flat = [(np.ascontiguousarray(part).reshape(-1), wide.type(share)) for part, share in parts]
     total: Tensor = np.empty(first.size, first.dtype)

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import keras
@@ -150,6 +150,46 @@ def check_computed_ids_beyond_32_bits() -> None:
             et.fit(crossed(et.Embedding(1000, DIM), 1000), x, y, batch_size=BATCH, verbose=0)
 
 
+def check_lists() -> None:
+    """Lists of any length, weighted ones and sparse records: they are padded where the layer leaves the padding out."""
+    random, (x, y) = np.random.default_rng(0), records(4)
+    lengths = random.integers(0, LENGTH + 1, len(x))
+    kept = np.arange(LENGTH) < lengths[:, None]
+    ids, scales = np.where(kept, x + 1 + FAR, 0), np.where(kept, random.uniform(0.5, 2, x.shape), 0).astype("float32")
+    of_ids, of_scales = (np.empty(len(x), object) for _ in range(2))
+    for record, length in enumerate(lengths):
+        of_ids[record], of_scales[record] = ids[record, :length], scales[record, :length]
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    sparse = et.SparseArray(np.nonzero(kept)[1][:, None], ids[kept], splits, (LENGTH,))
+    settings: Keywords = {"epochs": 2, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    for combiner in ("sum", "mean"):
+        found = []
+        for given in ((ids, scales), (of_ids, of_scales), (sparse, of_scales)):
+            inputs = [keras.Input((None,), dtype="int64"), keras.Input((None,))]
+            layer = et.Embedding(None, DIM, "ones", mask_zero=True, combiner=combiner, name="items")
+            dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+            model = keras.Model(inputs, dense(layer(inputs[0], weights=inputs[1])))
+            model.compile(OPTIMIZERS["adagrad"](), "mse")
+            history = et.fit(model, list(given), y, validation_data=(list(given), y), **settings).history
+            found.append([history["loss"], history["val_loss"], layer.read_rows(np.unique(ids)[1:])])
+        for other in found[1:]:
+            for one, expected in zip(other, found[0], strict=True):
+                assert_close(one, expected)
+    for layers, refused in (
+        ([keras.Input((None,), dtype="int64"), et.Embedding(None, DIM, mask_zero=True, combiner="sum")], False),
+        ([keras.Input((None,), dtype="int64"), et.Embedding(None, DIM, combiner="sum")], True),
+        ([et.Embedding(None, DIM, mask_zero=True, combiner="sum")], True),
+    ):
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with (
+            refusing("keras.Input((None,)) goes to et.Embedding layers with mask_zero=True")
+            if refused
+            else nullcontext()
+        ):
+            et.fit(model, of_ids, y, **settings)
+
+
 def check_masks_reach_the_next_layer() -> None:
     """`mask_zero` of a layer without a combiner: an average over what is no padding."""
     x, y = records()
@@ -174,17 +214,59 @@ def check_micro_batches() -> None:
         models.append(model)
     for one, other in zip(*(each.get_weights() for each in models), strict=True):
         assert_close(one, other)
-    losses, metrics = keras.losses, keras.metrics
+    losses, metrics, ops = keras.losses, keras.metrics, keras.ops
+
+    class Own(keras.losses.Loss):
+        def call(self, y: keras.KerasTensor, found: keras.KerasTensor) -> keras.KerasTensor:
+            return ops.log1p(ops.square(y - found))
+
+    def quantile(y: keras.KerasTensor, found: keras.KerasTensor) -> keras.KerasTensor:
+        return ops.maximum(0.3 * (y - found), 0.7 * (found - y))
+
+    # Other numbers where records had another weight in a smaller micro-batch, or in the last one.
+    x, y, weights = x[:40], y[:40], np.linspace(0.5, 2, 40, dtype="float32")
+    for loss, metric, weighted in (
+        (quantile, quantile, True),
+        (Own(), None, True),
+        (Own(reduction="sum"), None, True),
+        (losses.MeanSquaredError("sum"), "mae", True),
+        (losses.MeanSquaredError("mean_with_sample_weight"), None, False),
+        (lambda y, found: ops.mean(ops.abs(y - found)), None, False),
+    ):
+        models, histories = [], []
+        for batch, combined in ((BATCH, 1), (BATCH // 2, 2)):
+            model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
+            model.compile(keras.optimizers.SGD(0.01), loss, weighted_metrics=[metric] if metric else None)
+            given: Keywords = {**settings, "sample_weight": weights if weighted else None}
+            fitted = et.fit(model, x, y, batch_size=batch, grads_to_wait=combined, **given)
+            models.append(model)
+            histories.append(fitted.history)
+        for one, other in zip(*(each.get_weights() for each in models), strict=True):
+            assert_close(one, other)
+        assert histories[0].keys() == histories[1].keys()
+        for name, values in histories[0].items():
+            assert_close(histories[1][name], values)
+
+    class Mean(keras.losses.Loss):
+        def call(self, y: keras.KerasTensor, found: keras.KerasTensor) -> keras.KerasTensor:
+            return ops.mean(ops.abs(y - found))
+
     for loss, metric, layer in (
+        (Mean(reduction="sum"), None, None),
         ("dice", None, None),
         (losses.CosineSimilarity(axis=0), None, None),
-        (losses.MeanSquaredError("sum"), None, None),
         ("mse", losses.tversky, None),
         ("mse", metrics.CosineSimilarity(axis=0), None),
         ("mse", metrics.PearsonCorrelation(axis=0), None),
         ("mse", None, keras.layers.UnitNormalization(axis=-2)),
         ("mse", None, keras.layers.Softmax(axis=0)),
         ("mse", None, keras.layers.Reshape(())),
+        (lambda y, found: ops.square(y - found[:, 0]), None, None),
+        (lambda y, found: ops.square(y - ops.mean(found)), None, None),
+        (lambda y, found: ops.sqrt(ops.mean(ops.square(y - found))), None, None),
+        (lambda y, found: ops.mean(ops.square(y - found), axis=0), None, None),
+        (lambda y, found: ops.mean(ops.square(found[1:] - found[:-1])), None, None),
+        ("mse", lambda y, found: ops.mean(ops.abs(y - found)), None),
     ):
         model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
         if layer is not None:
@@ -192,6 +274,11 @@ def check_micro_batches() -> None:
         model.compile("sgd", loss, metrics=[metric] if metric is not None else None)
         with refusing("every term of the loss needs a known divisor"):
             et.fit(model, x, y, batch_size=BATCH // 2, grads_to_wait=2, **settings)
+    for loss in (lambda y, found: ops.mean(ops.abs(y - found)), losses.MeanSquaredError("mean_with_sample_weight")):
+        model = model_of(in_a_row(et.Embedding(ROWS, DIM, "ones", name="items")), "sgd")
+        model.compile("sgd", loss)
+        with refusing("every term of the loss needs a known divisor"):
+            et.fit(model, x, y, batch_size=BATCH // 2, grads_to_wait=2, sample_weight=weights, **settings)
 
 
 def check_profile_is_refused() -> None:
@@ -262,6 +349,15 @@ class Keeping(keras.layers.Layer):
         return rows
 
 
+def check_rows_are_assigned_what_is_computed_from_them() -> None:
+    layer = et.Embedding(ROWS, DIM, "ones", name="items")
+    layer.build()
+    layer.embeddings.assign(layer.embeddings * 0.5)
+    assert_close(layer.embeddings, np.full((ROWS, DIM), 0.5))
+    layer.embeddings.assign_sub(layer.embeddings * 0.5)
+    assert_close(layer.embeddings, np.full((ROWS, DIM), 0.25))
+
+
 def check_rows_that_a_layer_keeps() -> None:
     """They stay those of their step, whatever memory the rows of the next one come in."""
     x, y = records(4)
@@ -326,25 +422,57 @@ def compilations() -> Iterator[list[str]]:
 
 
 def check_compilations() -> None:
-    """Of plan and step: once for a width, and once more for a smaller last batch, whichever ids a batch has."""
+    """Of the step: once for a width, and once more for a smaller last batch, whichever ids a batch has.
+
+    Of the plan as often where ids are computed, and where they are a part of a column never.
+    """
     if keras.config.backend() != "jax":
         return
     random, y = np.random.default_rng(2), records()[1]
     for last, widths in ((0, [BATCH]), (5, [5, BATCH])):
-        layer = et.Embedding(None, DIM, combiner="sum", embeddings_regularizer="l2", name="items")
-        model = model_of(layer, "adagrad")
-        for batches in (4, 5):
-            count = batches * BATCH + last
-            with compilations() as said:
-                et.fit(model, random.integers(0, 40, (count, LENGTH)), y[:count], epochs=2, batch_size=BATCH, verbose=0)
-            plans = [text for text in said if "types (ShapedArray(int64" in text]
-            steps = [text for text in said if f",{LENGTH},{DIM}]" in text]
-            if batches == 4:
-                assert sorted(map(_width, plans)) == sorted([2, *widths]), said  # two records: which calls there are
-                assert sorted(map(_width, steps)) == widths, said
-                assert len(said) == len(plans) + len(steps) + 1, said  # and the update
-            else:
-                assert not said
+        for computed in (False, True):
+            layer = et.Embedding(None, DIM, combiner="sum", embeddings_regularizer="l2", name="items")
+
+            def rows(
+                ids: keras.KerasTensor, of: keras.layers.Layer = layer, computed: bool = computed
+            ) -> keras.KerasTensor:
+                return of(keras.ops.concatenate([ids[:, 2:], ids[:, :2]], axis=1) if computed else ids)
+
+            model = model_of(rows, "adagrad")
+            for batches in (4, 5):
+                x, target = random.integers(0, 40, (batches * BATCH + last, LENGTH)), y[: batches * BATCH + last]
+                with compilations() as said:
+                    et.fit(model, x, target, epochs=2, batch_size=BATCH, verbose=0)
+                plans = [text for text in said if "types (ShapedArray(int64" in text]
+                steps = [text for text in said if f",{LENGTH},{DIM}]" in text]
+                if batches == 4:
+                    # Two records: which calls there are.
+                    assert sorted(map(_width, plans)) == (sorted([2, *widths]) if computed else []), said
+                    assert sorted(map(_width, steps)) == widths, said
+                    assert len(said) == len(plans) + len(steps) + 1, said  # and the update
+                else:
+                    assert not said
+
+
+def check_ids_that_are_parts_of_columns() -> None:
+    """Slices, of either end, and reshaped ones: without a computation, the ids that the layers are called with."""
+    x, y = records(2)
+    found = []
+    for copied in (False, True):
+        ids = keras.Input((LENGTH,), dtype="int64")
+        parts = [ids[:, 1], ids[:, -3:], keras.layers.Reshape((2, LENGTH // 2))(ids)[:, ::2, 1:]]
+        rows = []
+        for number, part in enumerate(parts):
+            part = keras.ops.maximum(part, 0) if copied else part
+            rows.append(keras.layers.Flatten()(et.Embedding(ROWS, DIM, "ones", name=f"items_{number}")(part)))
+        joined = keras.ops.concatenate(rows, axis=-1)
+        model = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="zeros")(joined))
+        model.compile(OPTIMIZERS["adam"](), "mse")
+        et.fit(model, x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert np.ptp(found[0][-2]) > 0
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def _width(text: str) -> int:

@@ -45,6 +45,38 @@ def list_length(given: _Input | keras.KerasTensor) -> int | None:
     return length
 
 
+def pads_lists(given: _Input | keras.KerasTensor) -> bool:
+    """Whether the lists of an input are padded with 0, on a backend without ragged tensors.
+
+    That is where tables alone take it, of any length, whose layers leave the id 0 out; or as the weights of ids.
+    """
+    if backend().has_graphs or isinstance(given, _Input) or list_length(given) is not None:
+        return False
+    nodes = given._keras_history.operation._outbound_nodes
+    return bool(nodes) and all(
+        hasattr(node.operation, "table_spec")
+        and (getattr(node.operation, "mask_zero", False) or node.arguments.args[0] is not given)
+        for node in nodes
+    )
+
+
+def padded_lists(leaf: object, given: _Input | keras.KerasTensor) -> object:
+    """Lists of numbers as an array `[records, width]`, with zeros behind them, where `pads_lists`; others as they are.
+
+    The width is the power of two that the longest list needs, so that few widths are compiled.
+    """
+    if not isinstance(leaf, RaggedArray | SparseArray) or not pads_lists(given):
+        return leaf
+    flat, values = leaf.indices.shape[1] == 1 if isinstance(leaf, SparseArray) else True, leaf.values
+    if not flat or not isinstance(values, np.ndarray) or values.ndim != 1:
+        return leaf
+    lengths = np.diff(leaf.splits)
+    width = 1 << (max(1, int(lengths.max(initial=1))) - 1).bit_length()
+    made = np.zeros((len(leaf), width), values.dtype)
+    made[np.arange(width) < lengths[:, np.newaxis]] = values
+    return made
+
+
 def map_inputs(model: keras.Model, x: object, function: _Convert) -> object:
     """What the model is called with, with `function` applied to each value that an input of known dtype is given.
 

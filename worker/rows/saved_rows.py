@@ -393,6 +393,11 @@ def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 _Tracked: type = tf.train.experimental.PythonState if keras.config.backend() == "tensorflow" else object
 
 
+def _as_array(value: npt.ArrayLike) -> Float32:
+    """float32; a tensor of PyTorch, which may be computed from the rows, without what it is computed from."""
+    return np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value, np.float32)
+
+
 class WholeTable(_Tracked):  # type: ignore[misc]
     """All rows of a table as a weight of its layer: `layer.embeddings`, listed in `weights`.
 
@@ -515,7 +520,7 @@ class WholeTable(_Tracked):  # type: ignore[misc]
                 f"embedding layer {self.layer.name!r}: its rows are assigned within a step or a compiled function, "
                 "which cannot write to a store; assign them outside, as in a callback's on_epoch_end"
             )
-        rows = np.asarray(value, np.float32)
+        rows = _as_array(value)
         load_all_rows(self.layer, rows)
         return keras.ops.convert_to_tensor(rows)
 
@@ -528,7 +533,7 @@ class WholeTable(_Tracked):  # type: ignore[misc]
         return self.assign(self.numpy() - self._like(value))
 
     def _like(self, value: npt.ArrayLike) -> Float32:
-        array = np.asarray(value, np.float32)
+        array = _as_array(value)
         if np.broadcast_shapes(array.shape, tuple(self.shape)) != tuple(self.shape):
             raise BadInput(
                 f"embedding layer {self.layer.name!r}: got an array of shape {array.shape}, its rows have the shape "

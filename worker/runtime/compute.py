@@ -115,13 +115,13 @@ class MicroBatchComputer:
         for kind, reader in readers.items():
             self._readers[kind] = for_model(reader, model)
         self._specs = specs
-        self.spec = batch_spec(sample)
+        self.spec = batch_spec(sample, model)
         self._likes = {TaskKind.TRAIN: self.spec}
         if TaskKind.EVALUATE in readers:
             validation = sample_batch(self._readers[TaskKind.EVALUATE], model)
             require_like(self.spec[:2], validation[:2], int(records_in(validation)), "the validation data")
             # Training and validation data may have weights independently, as in Keras.
-            self._likes[TaskKind.EVALUATE] = (*self.spec[:2], *batch_spec(validation)[2:])
+            self._likes[TaskKind.EVALUATE] = (*self.spec[:2], *batch_spec(validation, model)[2:])
         steps = plan_step(model, self.spec)
         several = job.micro_batches_per_version > 1 and job.average != "batches"
         seed, average = None if keras_draws else job.seed, job.average if several else None

@@ -266,15 +266,29 @@ class ArrayInferStep(_ArrayStep):
         return self._function(*flat)
 
 
+class _Function(NamedTuple):
+    """The gradient of a step under some flags: by which variables, and what else these flags decide."""
+
+    places: list[int]
+    frozen: tuple[str, ...]
+    metrics: list[keras.Variable]
+    step: Gradients
+
+
 class ArrayTrainStep(_ArrayStep):
     """Forward, backward and metrics of one micro-batch."""
 
-    def __init__(self, model: keras.Model, plan: ArrayIdPlan, seed: int | None, average: str | None) -> None:
+    def __init__(
+        self, model: keras.Model, spec: BatchSpec, plan: ArrayIdPlan, seed: int | None, average: str | None
+    ) -> None:
         super().__init__(model, plan)
         self._seed, self._average, self._seed_states = seed, average, seed_states(model, seed)
-        self._functions: dict[bytes, tuple[list[int], Gradients]] = {}
+        self._like = [
+            (tuple(each.shape), keras.backend.standardize_dtype(each.value.dtype)) for each in self._variables
+        ]
+        self._functions: dict[bytes, _Function] = {}
         self._trainable = b""
-        self._kind = None if average is None else divisor_kind(model, average)
+        self._kind = None if average is None else divisor_kind(model, average, spec)
 
     def hold(self, trainable: bytes) -> None:
         """Trains what these flags (`read_trainable`) select from now on; b"": the model's current flags."""
@@ -286,41 +300,55 @@ class ArrayTrainStep(_ArrayStep):
         touched, present = self._touched(bets, ids)
         given = _Given(_without_none(batch), masks, present)
         preset = seed_values(self._seed_states, self._seed, micro_batch)
-        with imposed(self._model, self._trainable):  # it may be traced, or run, within this call
-            places, step = self._function()
-            with array_backend().runs:  # nobody else draws meanwhile
-                if self._seed is not None:
-                    array_backend().seed_draws(draw_seed(self._seed, micro_batch))
-                (loss, scale), dense, of_rows = step([*rows, *touched], given, preset)
-            frozen = frozen_tables(self._model, list(self._plan.layers))
-        gradients: list[Tensor] = [
-            np.zeros(tuple(each.shape), keras.backend.standardize_dtype(each.value.dtype)) for each in self._variables
-        ]
-        for place, gradient in zip(places, dense, strict=True):
-            if (found := _unscaled(gradient, scale)) is not None:
-                gradients[place] = found
-        slices = self._slices([_unscaled(each, scale) for each in of_rows], ids, frozen)
+        function = self._function()
+        with array_backend().runs:  # nobody else draws meanwhile
+            if self._seed is not None:
+                array_backend().seed_draws(draw_seed(self._seed, micro_batch))
+            (loss, scale), dense, of_rows = function.step([*rows, *touched], given, preset)
+        gradients = dict(zip(function.places, (_unscaled(each, scale) for each in dense), strict=True))
+        slices = self._slices([_unscaled(each, scale) for each in of_rows], ids, function.frozen)
         copied = array_backend().copied
         return StepResult(
             loss=float(loss),
-            dense=tuple(gradients),
+            dense=tuple(
+                np.zeros(*like) if (found := gradients.get(place)) is None else found
+                for place, like in enumerate(self._like)
+            ),
             slices=slices,
             states=tuple(map(copied, self._states)),
-            metrics=tuple(map(copied, self._model.metrics_variables)),
+            metrics=tuple(map(copied, function.metrics)),
             divisor=None if self._kind is None else Divisor(self._kind, 0.0),
+            losses=self._losses(float(loss), function.metrics),
         )
 
-    def _function(self) -> tuple[list[int], Gradients]:
-        """(places of the trained variables, the gradient), for the flags that are imposed now."""
-        if self._trainable not in self._functions:
-            trainable = {id(each) for each in self._model.trainable_weights}
+    def _losses(self, loss: float, metrics: Sequence[keras.Variable]) -> dict[int, float]:
+        """Place of Keras' loss metric, whose mean over records a loss that is a sum is not -> the loss."""
+        tracker = getattr(self._model, "_loss_tracker", None)
+        if self._average != "mean" or self._kind is not DivisorKind.NOTHING or tracker is None:
+            return {}
+        return {place: loss for place, each in enumerate(metrics) if each is tracker.total}
+
+    def _function(self) -> _Function:
+        """The gradient for the flags that are held now."""
+        found = self._functions.get(self._trainable)
+        if found is None:
+            flags = self._trainable
+
+            def body(arrays: Sequence[BackendTensor], given: _Given) -> tuple[BackendTensor, Any]:
+                with imposed(self._model, flags):
+                    return self._body(arrays, given)
+
+            with imposed(self._model, flags):
+                trainable = {id(each) for each in self._model.trainable_weights}
+                frozen = frozen_tables(self._model, list(self._plan.layers))
             places = [place for place, each in enumerate(self._variables) if id(each) in trainable]
             every = [*_variables_of(self._model), *self._seed_states]
-            made = array_backend().gradients(
-                self._body, every, [self._variables[place] for place in places], bool(self._model.run_eagerly)
+            step = array_backend().gradients(
+                body, every, [self._variables[place] for place in places], bool(self._model.run_eagerly)
             )
-            self._functions[self._trainable] = places, made
-        return self._functions[self._trainable]
+            found = _Function(places, frozen, list(self._model.metrics_variables), step)
+            self._functions[flags] = found
+        return found
 
     def _body(self, arrays: Sequence[BackendTensor], given: _Given) -> tuple[BackendTensor, Any]:
         calls = len(self._plan.layers)

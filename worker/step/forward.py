@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from elastable.master.backend.lazy import tf
 from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike, TensorStructure
 from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.readers.batch.reader import Batch
+from elastable.worker.rows.model_inputs import map_inputs, pads_lists
 
 
 def require_parts(batch: object, source: str) -> Batch:
@@ -87,15 +89,21 @@ def not_finite_columns(batch: Sequence[TensorStructure]) -> dict[str, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The dtype and shape of an array of any number of records."""
+    """The dtype and shape of an array of any number of records.
+
+    Attributes:
+        lists: Whether it is of padded lists `[records, width]`, which may have another width.
+    """
 
     dtype: np.dtype
     shape: tuple[int | None, ...]
+    lists: bool = False
 
     def is_compatible_with(self, value: Array) -> bool:
         """Whether an array is of this dtype and shape."""
         alike = value.dtype == self.dtype and value.ndim == len(self.shape)
-        return alike and all(size in (None, found) for size, found in zip(self.shape, value.shape, strict=True))
+        shape = (None, None) if self.lists else self.shape
+        return alike and all(size in (None, found) for size, found in zip(shape, value.shape, strict=True))
 
 
 def _described(spec: tf.TypeSpec) -> str:
@@ -107,11 +115,15 @@ def _described(spec: tf.TypeSpec) -> str:
 # Signatures of batches: one trace serves all batch sizes and row lengths
 
 
-def batch_spec(batch: TensorBatch) -> BatchSpec:
-    """The TypeSpecs of a batch, or of arrays `ArraySpec`s, with an open first axis."""
+def batch_spec(batch: TensorBatch, model: keras.Model | None = None) -> BatchSpec:
+    """The TypeSpecs of a batch, or of arrays `ArraySpec`s, with an open first axis.
+
+    Args:
+        model: It takes the batch: of padded lists (`padded_lists`) the second axis is open, too.
+    """
     if not backend().has_graphs:
         made: BatchSpec = keras.tree.map_structure(lambda leaf: ArraySpec(leaf.dtype, (None, *leaf.shape[1:])), batch)
-        return made
+        return made if model is None else (map_inputs(model, made[0], _open_lists), *made[1:])
 
     def open_first_axis(value: TensorLike) -> tf.TypeSpec:
         if isinstance(value, tf.RaggedTensor):
@@ -124,6 +136,10 @@ def batch_spec(batch: TensorBatch) -> BatchSpec:
 
     spec: BatchSpec = tf.nest.map_structure(open_first_axis, batch)
     return spec
+
+
+def _open_lists(spec: Any, given: Any) -> object:
+    return replace(spec, lists=len(spec.shape) == 2 and pads_lists(given)) if isinstance(spec, ArraySpec) else spec
 
 
 def flat_spec(spec: BatchSpec) -> list[tf.TensorSpec]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DivisorKind
 from elastable.master.backend.contract import backend
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.losses.loss_parts import all_metrics
 from elastable.worker.step.step_plan import overrides
 
@@ -44,34 +46,40 @@ _SUMS = (
 )  # fmt: skip
 
 
-def divisor_kind(model: keras.Model, average: str) -> DivisorKind:
+def divisor_kind(model: keras.Model, average: str, spec: BatchSpec) -> DivisorKind:
     """What every term of the loss is divided by, where several micro-batches are combined.
 
     Args:
         average: As of `JobSpec`.
+        spec: `batch_spec` of a batch.
 
     Raises:
         Unsupported: it is not known; says why.
     """
     if average == "records":
         return DivisorKind.RECORDS
-    reasons = _of_other_terms(model) if average == "sum" else _of_everything(model)
+    reasons = _of_other_terms(model) if average == "sum" else _of_everything(model, spec)
     if (why := next(reasons, None)) is not None:
         refuse_average(model, why)
-    return DivisorKind.NOTHING if average == "sum" else DivisorKind.RECORDS
+    return DivisorKind.NOTHING if average == "sum" or _is_a_sum(model) else DivisorKind.RECORDS
+
+
+def _is_a_sum(model: keras.Model) -> bool:
+    """Whether the loss is the one of the one output, summed over the records."""
+    return len(model.outputs) == 1 and getattr(model.loss, "reduction", None) == "sum"
 
 
 def refuse_average(model: keras.Model, why: str) -> None:
     """Raises `Unsupported`, with the reason."""
     raise Unsupported(
         f"model {model.name!r}: with grads_to_wait above 1 every term of the loss needs a known divisor. On Keras' "
-        f"{backend().name} backend only losses, metrics and layers of Keras that keep records apart have one, and "
-        f"{why}: use grads_to_wait=1 (--grads-to-wait 1), or average='records' (--average records), which trains it as "
-        "it is"
+        f"{backend().name} backend layers of Keras have one, and losses and metrics of Keras, or of one output in "
+        f"keras.ops, where they keep records apart, and {why}: use grads_to_wait=1 (--grads-to-wait 1), or "
+        "average='records' (--average records), which trains it as it is"
     )
 
 
-def _of_everything(model: keras.Model) -> Iterator[str]:
+def _of_everything(model: keras.Model, spec: BatchSpec) -> Iterator[str]:
     yield from _of_other_terms(model)
     for part in layers_of(model):
         if isinstance(part, keras.Model):
@@ -84,17 +92,65 @@ def _of_everything(model: keras.Model) -> Iterator[str]:
             yield from _of_layer(part)
     if any(len(output.shape) < 2 for output in model.outputs):
         yield "an output has no axis but that of the records (end it in Reshape((1,)))"
-    for given in keras.tree.flatten(model.loss):
-        loss = keras.losses.get(given) if isinstance(given, str) else given
-        if loss is not None and not _has_a_value_a_record(loss, getattr(loss, "fn", loss)):
-            yield f"its loss {getattr(loss, 'name', getattr(loss, '__name__', loss))!r} is none of these"
-        if (reduction := getattr(loss, "reduction", "sum_over_batch_size")) != "sum_over_batch_size":
-            yield f"its loss has reduction={reduction!r}"
+    lists = any(each.lists for each in keras.tree.flatten(spec))
+    if lists and any(None in output.shape[1:] for output in model.outputs):
+        yield "an output is as long as the longest list of its micro-batch"
+    yield from _of_losses(model, spec)
     for metric in all_metrics(model):
         function = getattr(metric, "_fn", None)
         sums = _is_of_keras(metric) and type(metric).__name__ in _SUMS
-        if not (sums if function is None else _has_a_value_a_record(metric, function)):
+        known = sums if function is None else _has_a_value_a_record(metric, function)
+        if not known and function is not None and _is_of_keras(metric):
+            known = _axes_in_ops(partial(function, **metric._fn_kwargs), model, spec) == "records"
+        if not known:
             yield f"metric {metric.name!r} is none of these"
+
+
+def _of_losses(model: keras.Model, spec: BatchSpec) -> Iterator[str]:
+    weighted = len(spec) > 2
+    for given in keras.tree.flatten(model.loss):
+        loss = keras.losses.get(given) if isinstance(given, str) else given
+        if loss is None:
+            continue
+        if not _has_a_value_a_record(loss, getattr(loss, "fn", loss)):
+            plain = type(loss).__call__ is keras.losses.Loss.__call__
+            found = _axes_in_ops(loss.call if plain else loss, model, spec)
+            # A mean of its own is left as it is by every reduction.
+            if not (found == "records" or (found == "mean" and not weighted and not _is_a_sum(model))):
+                yield f"its loss {getattr(loss, 'name', getattr(loss, '__name__', loss))!r} is none of these"
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        means = ("sum_over_batch_size", "mean", *(() if weighted else ("mean_with_sample_weight",)))
+        if reduction not in means and not _is_a_sum(model):
+            yield f"its loss has reduction={reduction!r}"
+
+
+def _axes_in_ops(function: Callable[..., Any], model: keras.Model, spec: BatchSpec) -> str:
+    """What a function of the user's, of targets and predictions, comes to, as far as operations of Keras show it.
+
+    "records": a value, or as many as for any other, for each record; "mean": the mean of such; "": unknown.
+    """
+    targets = keras.tree.flatten(spec[1]) if len(spec) > 1 else []
+    given = [*targets, *model.outputs]
+    if len(given) != 2 or len(given[0].shape) != len(given[1].shape):
+        return ""
+    try:
+        found = function(*(keras.Input(tuple(each.shape[1:])) for each in given))
+    except Exception:  # noqa: BLE001 - what it does with other tensors is not known
+        return ""
+    if not isinstance(found, keras.KerasTensor) or getattr(found, "_keras_mask", None) is not None:
+        return ""
+    operation, waiting, result = found._keras_history.operation, [found], "records"
+    if _is_of_keras(operation) and type(operation).__name__ == "Mean" and operation.axis is None:
+        waiting, result = list(operation._inbound_nodes[0].input_tensors), "mean"
+    if any(len(each.shape) == 0 or each.shape[0] is not None or None in each.shape[1:] for each in waiting):
+        return ""
+    while waiting:
+        operation = waiting.pop()._keras_history.operation
+        if not isinstance(operation, keras.layers.InputLayer):
+            if not _is_rowwise(operation):
+                return ""
+            waiting += operation._inbound_nodes[0].input_tensors
+    return result
 
 
 def _of_other_terms(model: keras.Model) -> Iterator[str]:

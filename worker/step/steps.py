@@ -38,7 +38,7 @@ def make_train_step(
 ) -> TrainStep | ArrayTrainStep:
     """The step that trains; arguments as of `elastable.worker.step.train_step.TrainStep`, `own` as its `steps`."""
     if isinstance(plan, ArrayIdPlan):
-        return ArrayTrainStep(model, plan, seed, average)
+        return ArrayTrainStep(model, spec, plan, seed, average)
     return (TrainStep if own is None else OwnTrainStep)(model, spec, plan, lookup, seed, average, own)
 
 

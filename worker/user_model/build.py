@@ -28,7 +28,14 @@ from elastable.worker.readers.batch.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.batch.reader import ModelInputs, Reader, source_of
 from elastable.worker.rows.array_calls import ArrayPlanScope
 from elastable.worker.rows.id_values import assertion_of
-from elastable.worker.rows.model_inputs import exact_inputs, exact_leaf, inputs_of, list_length, map_inputs
+from elastable.worker.rows.model_inputs import (
+    exact_inputs,
+    exact_leaf,
+    inputs_of,
+    list_length,
+    map_inputs,
+    padded_lists,
+)
 from elastable.worker.rows.scope import PlanScope, entered
 from elastable.worker.step.forward import (
     Forward,
@@ -65,7 +72,8 @@ def as_tensors(
     """
     parts = require_parts(batch, source)
     if model is not None:
-        x = map_inputs(model, parts[0], partial(exact_leaf, source=source, numbers=numbers))
+        exact = partial(exact_leaf, source=source, numbers=numbers)
+        x = map_inputs(model, parts[0], lambda leaf, given: padded_lists(exact(leaf, given), given))
         parts = (x, *parts[1:])
     if not backend().has_graphs:
         arrays: TensorBatch = keras.tree.map_structure(lambda leaf: _as_dense(leaf, source, model is not None), parts)
@@ -80,7 +88,8 @@ def _as_dense(value: object, source: str, single: bool) -> Array:
     if isinstance(value, RaggedArray | SparseArray):
         raise Unsupported(
             f"{source}: a column of lists of different lengths, or a sparse one, on Keras' {name} backend, which has "
-            "no such tensors: pad the lists to one length (with 0, and mask_zero=True in the layer), or use TensorFlow"
+            "no such tensors: they are padded with 0 where a keras.Input((None,)) goes to et.Embedding layers with "
+            "mask_zero=True alone; else pad them to one length, or use TensorFlow"
         )
     array = keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else np.asarray(value)
     if array.dtype.kind in "OSU":
@@ -110,7 +119,7 @@ def sample_batch(reader: Reader, model: keras.Model | None = None) -> TensorBatc
     first = np.arange(min(2, len(reader)), dtype=np.int64)
     source = source_of(reader)
     batch = as_tensors(reader.take(first), source, model, first)
-    require_like(batch_spec(batch), batch, len(first), source)
+    require_like(batch_spec(batch, model), batch, len(first), source)
     return batch
 
 
