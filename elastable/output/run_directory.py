@@ -205,7 +205,7 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
     figure = Figure(figsize=(5 * across, 3.6))
     panels = figure.subplots(1, across, squeeze=False)
     # As wide as the longest ticks need: what `tight_layout` finds out takes as long as to draw it all.
-    figure.subplots_adjust(left=0.65 / (5 * across), right=1 - 0.15 / (5 * across), bottom=0.15, top=0.9, wspace=0.2)
+    figure.subplots_adjust(left=0.75 / (5 * across), right=1 - 0.15 / (5 * across), bottom=0.15, top=0.9, wspace=0.2)
     for panel, name in zip(panels[0], names, strict=False):
         for kind, style, label in (("train", "-", "training, running"), ("epoch", "o-", "training, epoch")):
             _plot(panel, lines, (kind,), name, style, label)
