@@ -62,6 +62,7 @@ test-fast: $(TEST_STAMP) ## run what needs neither servers nor processes, in und
 test-torch: $(TEST_STAMP) $(TORCH_STAMP) ## run the tests of Keras' PyTorch backend, in .venv-torch (gigabytes)
 	$(pytest) -m "not compose" -k torch tests/backends $(ARGS)
 
+test-slow: export TF_ENABLE_ONEDNN_OPTS = 1
 test-slow: $(TEST_STAMP) $(TORCH_STAMP) ## hours: all tests in random order with random draws, then chaos, soak and fuzz at length
 	$(pytest) -m "not compose" --seed random --random-order $(ARGS)
 	$(BIN)/python -m tests.chaos

@@ -9,6 +9,9 @@ import pytest
 from tests.sentinels import Watched, running_watched
 from tests.servers import Server, redis_binary, running_cluster, running_server, valkey_binary
 
+# A graph is rewritten for oneDNN each time it is traced, a tenth of what a job of tests costs; `make test-slow` has it.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
 pytest.register_assert_rewrite("tests.contracts")  # a contract that is broken says what it saw
 
 PLUGINS = ("heap", "seeds", "order", "skips", "quick", "sampled", "delays", "logs")

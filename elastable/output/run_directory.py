@@ -196,15 +196,16 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
     Args:
         lines: What `RunDirectory.record` noted.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = sorted({name.removeprefix("val_") for line in lines for name in line if name not in ABOUT})
     # Loss first: it is what is looked at first.
     names.sort(key=lambda name: name != "loss")
-    figure, panels = pyplot.subplots(1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.6), squeeze=False)
+    across = max(1, len(names))
+    figure = Figure(figsize=(5 * across, 3.6))
+    panels = figure.subplots(1, across, squeeze=False)
+    # As wide as the longest ticks need: what `tight_layout` finds out takes as long as to draw it all.
+    figure.subplots_adjust(left=0.75 / (5 * across), right=1 - 0.15 / (5 * across), bottom=0.15, top=0.9, wspace=0.2)
     for panel, name in zip(panels[0], names, strict=False):
         for kind, style, label in (("train", "-", "training, running"), ("epoch", "o-", "training, epoch")):
             _plot(panel, lines, (kind,), name, style, label)
@@ -214,9 +215,7 @@ def draw_learning_curve(lines: Sequence[Mapping[str, object]], file: Path) -> No
         panel.grid(alpha=0.3)
         if panel.lines:
             panel.legend(fontsize=8)
-    figure.tight_layout()
     figure.savefig(file, dpi=110)
-    pyplot.close(figure)
 
 
 def _plot(

@@ -20,7 +20,9 @@ def on_jax(compiled: Path) -> Interpreter:
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed here: make test installs it")
     everything = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-    return _alone("jax", Path(sys.executable), JAX_COMPILATION_CACHE_DIR=str(compiled), **everything)
+    quickly = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    everything |= {"JAX_COMPILATION_CACHE_DIR": str(compiled), "XLA_FLAGS": quickly}
+    return _alone("jax", Path(sys.executable), **everything)
 
 
 def on_torch() -> Interpreter:

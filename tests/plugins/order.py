@@ -11,13 +11,14 @@ ROOT = Path(__file__).parents[2]
 #: The longest first (`make test ARGS=--durations=0` tells). The quick run skips them, and does not import them.
 _DEAREST = """
     elastable/jobs/engines/test_ray_jobs
-    pages/test_pages wheel/test_wheel elastable/in_process/test_model_fit elastable/models/test_saving
+    pages/test_pages elastable/in_process/test_model_fit elastable/models/test_saving
     equality/test_same_numbers elastable/in_process/test_fit_every_row elastable/callbacks/test_freezing
     replicas/training/test_trainer equality/test_store_servers elastable/in_process/test_optimizer_arguments
     elastable/commands/test_train elastable/models/test_rows_as_weights worker/runtime/test_loop
     embedding_store/native/test_kernels elastable/in_process/test_table_optimizers
     embedding_store/composite/test_partitioned fuzz/test_fuzz chaos/test_chaos keras_programs/test_drawn
-    replicas/training/test_keras_numbers master/checkpoints/test_crash_points keras_table/test_keras_table
+    replicas/training/test_keras_numbers wheel/test_wheel master/checkpoints/test_crash_points
+    keras_table/test_keras_table
     elastable/in_process/test_trained_in_turn embedding_store/tiers/redis/test_redis_failures
     elastable/models/test_exporting embedding_store/tiers/test_tier_contract
     embedding_store/engine/tiered/test_tiered_contract embedding_store/log/test_cut_appenders

@@ -58,12 +58,16 @@ class Interpreter:
 HERE = Interpreter(sys.executable)
 
 
-@functools.cache
 def preloaded_python(of: Interpreter = HERE) -> Path:
     """An executable that replaces a Python; the first call starts the server that it asks for processes.
 
     It takes `-m MODULE`, `-c PROGRAM` or a file, with arguments. Beside it lie the `elastable` command and `mpiexec`.
     """
+    return _started(of)
+
+
+@functools.cache  # whose keys are arguments as given: a default that is said would be another one
+def _started(of: Interpreter) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="preloaded-"))
     path = folder / "socket"
     server = subprocess.Popen(

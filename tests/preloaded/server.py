@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import resource
@@ -38,7 +39,11 @@ _MOST_DESCRIPTORS = 64
 _OPTIONS_WITHOUT_VALUE = ("-u", "-B")
 
 # What libraries import at their first use; TensorBoard's summaries import the client of S3.
-_LATER = ("PIL.Image", "fsspec.implementations.local", "matplotlib.pyplot", "tensorboard.summary")
+_LATER = (
+    "PIL.Image", "fsspec.implementations.local", "matplotlib.figure", "tensorboard.summary",
+    "elastable.monitoring.endpoints", "elastable.monitoring.http_server",
+    "uvicorn.lifespan.off", "uvicorn.loops.asyncio", "uvicorn.protocols.http.h11_impl",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,6 @@ def import_everything() -> None:
 
     import_backend()
     import matplotlib
-    import typer
 
     import elastable.command
     import elastable.commands.job
@@ -86,7 +90,8 @@ def import_everything() -> None:
     matplotlib.use("Agg")
     for name in _LATER:
         importlib.import_module(name)
-    typer.main.get_command(elastable.command.app)  # typer imports what it needs for options, pydantic among it
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        elastable.command.app(["train", "--help"])  # typer imports what it needs for options, pydantic among it
     warm_lookups()
     warm_updates([OptimizerSpec.of(name) for name in ("sgd", "adagrad", "adam")])
     threads = [_comm(thread) for thread in os.listdir("/proc/self/task")]
