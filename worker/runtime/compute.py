@@ -28,7 +28,7 @@ from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets, make_id_sets
 from elastable.worker.step.step_plan import StepPlan, plan_step
 from elastable.worker.step.steps import make_evaluate_step, make_plan, make_train_step
-from elastable.worker.step.trainable import StepResult, dense_parts
+from elastable.worker.step.trainable import StepResult, trained_and_others
 from elastable.worker.user_model.build import as_tensors, for_model, sample_batch
 
 _log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ class TracedSteps:
             forms[kind] = (kind, repr(like), sizes[kind], functions[kind], seed, average)
         self.rows: _UnplannedRows = kept.get("rows") or _UnplannedRows()
         self.mirror: DenseMirror = kept.get("mirror") or DenseMirror(
-            *dense_parts(model, own.weights() if own else None)
+            *trained_and_others(model, own.weights() if own else None)
         )
         self.plans, self.steps = dict[TaskKind, IdPlan | ArrayIdPlan](), dict[TaskKind, Any]()
         for kind, form in forms.items():

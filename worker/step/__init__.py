@@ -1,4 +1,4 @@
-"""One step: from a batch to ids, and from rows to loss and gradients."""
+"""One step: from a batch to ids, from rows to loss and gradients; which weights it trains (`trainable`)."""
 
 __all__ = [
     "array_step",

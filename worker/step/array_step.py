@@ -27,12 +27,12 @@ from elastable.worker.step.separable import divisor_kind, refuse_average
 from elastable.worker.step.step_plan import collecting, overrides, rehearse
 from elastable.worker.step.trainable import (
     StepResult,
-    dense_parts,
     frozen_tables,
     imposed,
     is_constant,
     is_trained,
     scale_variables,
+    trained_and_others,
 )
 
 # The ids of a step
@@ -123,7 +123,7 @@ class _ArrayStep:
         self._model, self._plan = model, plan
         self._calls = list(enumerate(plan.layers))
         self._penalised = [layer for layer in dict.fromkeys(plan.layers) if layer.embeddings_regularizer is not None]
-        self._variables, self._states = dense_parts(model)
+        self._variables, self._states = trained_and_others(model)
         self._planned: list[Int64] = []
         self._gathered: dict[int, Float32] = {}
 

@@ -39,7 +39,14 @@ from elastable.worker.step.forward import flat_spec, forward, pack_flat, records
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
 from elastable.worker.step.step_plan import Applied, Gathering, OwnStepScope, StepPlan, collecting, overrides
-from elastable.worker.step.trainable import StepResult, dense_parts, frozen_tables, imposed, is_trained, scale_variables
+from elastable.worker.step.trainable import (
+    StepResult,
+    frozen_tables,
+    imposed,
+    is_trained,
+    scale_variables,
+    trained_and_others,
+)
 
 #: (table, int64 ids) -> float32 rows, for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]
@@ -241,7 +248,7 @@ class TrainStep(ModelStep):
         steps: StepPlan | None = None,
     ) -> None:
         self._seed, self._steps = seed, steps
-        self._variables, self._states = dense_parts(model, steps.weights() if steps else None)
+        self._variables, self._states = trained_and_others(model, steps.weights() if steps else None)
         self._trainable = b""
         self._traces: dict[bytes, Callable[..., _StepTensors] | None] = {}
         self._average = average

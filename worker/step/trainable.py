@@ -1,4 +1,4 @@
-"""What a micro-batch gives, and which weights it is about: `trainable` holds from one trace of a step to the next."""
+"""Which weights a step trains, and which it only carries along; what one micro-batch gives of them (`StepResult`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ class StepResult:
         )  # fmt: skip
 
 
-def dense_parts(
+def trained_and_others(
     model: keras.Model, planned: Weights | None = None
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """The weights of a model in model order: those its optimizer trains, or will train, and all others.

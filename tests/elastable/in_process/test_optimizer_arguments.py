@@ -15,7 +15,7 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.master.model.dense import DenseState
 from elastable.master.model.discovery import discover_tables
 from elastable.worker.runtime.compute import DenseMirror
-from elastable.worker.step.trainable import dense_parts, scale_variables
+from elastable.worker.step.trainable import scale_variables, trained_and_others
 from tests.elastable.small_models import (
     DIM,
     USERS,
@@ -211,8 +211,8 @@ class TestLossScaling:
             model.compile(K.LossScaleOptimizer(K.SGD(0.5), initial_scale=8.0), "mse")
         dense = DenseState(master)
         master.optimizer.dynamic_scale.assign(32.0)
-        variables, states = dense_parts(worker)
-        assert states == dense_parts(worker)[1]
+        variables, states = trained_and_others(worker)
+        assert states == trained_and_others(worker)[1]
         DenseMirror(variables, states).assign(dense.snapshot(0))
         assert not worker.optimizer.built
         assert float(scale_variables(worker.optimizer)[0]) == 32.0

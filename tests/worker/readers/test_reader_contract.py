@@ -13,6 +13,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import elastable as et
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
@@ -264,3 +265,12 @@ def test_text_that_is_accepted_as_an_id_is_that_integer(
             continue
         wrote = {"true": 1, "false": 0}.get(cell)
         assert x["id"].tolist() == [Decimal(cell) if wrote is None else wrote]
+
+
+def test_every_public_reader_is_tested_here_or_with_the_streams_and_named_on_its_page() -> None:
+    root = Path(__file__).parents[3]
+    tests = [root / "tests/contracts/readers.py", *(root / "tests/worker/readers").rglob("test_*reader*.py")]
+    tested, page = "".join(each.read_text() for each in tests), (root / "docs/data.md").read_text()
+    names = [name for name in et.__all__ if name.endswith("Reader")]
+    assert len(names) > 8
+    assert [name for name in names if name not in tested or f"et.{name}" not in page] == []
