@@ -382,7 +382,7 @@ class RecordInputs(WrongInputs):
             (leaf,) = NumpyReader(array).take(np.arange(4))
             if m.chance(0.3):
                 leaf = RaggedArray(leaf, np.array([0, 1, 1, 4]))
-            found = self.exact(leaf, "arrays", self.inputs["int64"])
+            found = self.exact(leaf, self.inputs["int64"], "arrays")
             values: Any = found.values if isinstance(found, RaggedArray) else found
             if not flaw and not np.array_equal(values, array.astype(np.int64)):
                 raise Finding(f"ids {array!r} have become {values!r}")
@@ -396,7 +396,7 @@ class RecordInputs(WrongInputs):
             np.array([0, 2**31 - 1], kind),
             {"an id beyond int32": lambda: np.array([0, m.choice((2**31, 2**32 + 5, 2**52))], kind)},
         )
-        return Attempt("an input of int32", lambda: self.exact(column, "arrays", self.inputs["int32"]), flaw)
+        return Attempt("an input of int32", lambda: self.exact(column, self.inputs["int32"], "arrays"), flaw)
 
     def _arrays(self, m: Mutator) -> Attempt:
         records = 1 + m.small(4)

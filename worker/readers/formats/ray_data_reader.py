@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import ray
-import ray.data
 from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.support.extras import needs
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
 from elastable.worker.readers.formats.data_files import DataFile
+
+if TYPE_CHECKING:
+    import ray
 
 _DIGEST_RECORDS = 64
 _GET_S = 600.0  # in which Ray gives a block, which it may have to compute again
@@ -44,6 +46,7 @@ class RayDataReader(BlockReader):
         BadInput: no Dataset; one that cannot be computed or holds no records; a column that a block lacks. Later, with
             record (counted from 0) and column: a type or a value that the model's input does not take, a null.
         Unavailable: Ray has lost a block.
+        NotInstalled: `elastable[ray]` is not.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class RayDataReader(BlockReader):
         block_records: int = 8192,
         cached_blocks: int = 4,
     ) -> None:
+        with needs("et.RayDataReader", "ray"):
+            import ray.data
         if not isinstance(dataset, ray.data.Dataset):
             raise BadInput(f"et.RayDataReader takes a ray.data.Dataset, and not a {type(dataset).__name__}")
         if block_records < 1:
@@ -124,6 +129,8 @@ def _fetched(
     ref: ray.ObjectRef, start: int = 0, count: int | None = None, names: Sequence[str] | None = None
 ) -> pa.Table:
     """Records of a table in Ray's memory, with lists in the place of tensors."""
+    import ray
+
     try:
         table = ray.get(ref, timeout=_GET_S).slice(start, count)
     except (ray.exceptions.RayError, ValueError) as error:  # the second of a Ray that was started anew
