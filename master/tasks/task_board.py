@@ -290,12 +290,11 @@ class TaskBoard:
             if not self._is_free(group, number):
                 revoked.append(task)
             elif worker not in group.granted.get(number, ()):  # else it ended: kept until another asks
-                self._grant(group, number, worker, version)
+                self._grant(group, number, worker, self._version_of(group, version))
         lost = []
         for group, number in sorted(self._held[worker] - held, key=_in_order):
             if self._is_live(group, number, worker):
-                ahead = self._groups.index(group) if group.kind is TaskKind.TRAIN else 0
-                lost.append(self._grant(group, number, worker, version + ahead))
+                lost.append(self._grant(group, number, worker, self._version_of(group, version)))
         return Lease(tuple(lost), revoked=tuple(revoked))
 
     def give_back(self, micro_batch: int, worker: str) -> None:
@@ -349,6 +348,10 @@ class TaskBoard:
             if version != self.awaited:
                 groups.append(self.evaluations[version])
         return groups
+
+    def _version_of(self, group: TaskGroup, current: int) -> int:
+        """The version that tasks of a group of training are computed on."""
+        return current + (self._groups.index(group) if group.kind is TaskKind.TRAIN else 0)
 
     def _grant(self, group: TaskGroup, number: int, worker: str, version: int) -> Task:
         """Gives a micro-batch to the worker; earlier holders may still answer. `version`: of training."""

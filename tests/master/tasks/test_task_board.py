@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import NotJoined
-from elastable.master.api import JobSpec, Lease, Task, TaskKind
+from elastable.master.api import JobSpec, Lease, Task, TaskKind, Waiting
 from elastable.master.commits.push_protocol import AsyncPushes, SyncPushes
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
+from elastable.master.tasks.stream_schedule import StreamSchedule
 from elastable.master.tasks.task_board import TaskBoard
 from tests.untyped import Keywords
 
@@ -317,6 +318,23 @@ def test_what_a_lost_answer_gave_comes_again() -> None:
     assert board.reconcile("a", lost[:2], 0).tasks == lost[2:]
     board.complete(TaskKind.TRAIN, 3)
     assert board.reconcile("a", lost[:2], 0).tasks == tuple(task for task in lost[2:] if task.micro_batch != 3)
+
+
+def test_what_a_worker_holds_of_a_later_version_of_a_stream_is_its_own_again() -> None:
+    """Where its session is new, as after the master was: what it held may have been cut in another way."""
+    job = JobSpec(micro_batch_size=1, grads_to_wait=2, train_records=8, stream=True, epochs=0)
+    schedule = StreamSchedule(job)
+    assert schedule.plan({"only": Waiting("0", [str(number) for number in range(1, 6)], False)}, 0.0, 0.0)
+    assert [len(schedule.micro_batches(version)) for version in range(3)] == [2, 2, 1]
+    board = SyncPushes(schedule, MasterOptions(), Progress(), Clock()).board
+    board.open()
+    board.join("a")
+    held = board.lease("a", 9, 0)
+    assert numbers(held) == [0, 1, 2, 3, 4]
+    board.release("a")
+    board.join("a")
+    assert board.reconcile("a", held, 0) == Lease((), revoked=())
+    assert board.reconcile("a", held[:1], 0).tasks == held[1:]
 
 
 def test_evaluation_tasks_come_again_too() -> None:
