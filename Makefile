@@ -12,8 +12,8 @@ RUN_COMMAND ?= $(BIN)/elastable train examples/flights/model.py \
   --workers 2 --micro-batch-size 512 --grads-to-wait 2 --epochs 1
 # `make test ARGS="tests/worker -k combiner"` narrows the run.
 ARGS ?=
-# Processes that run tests. Jobs wait for one another now and then, so one more than there are cores keeps these busy.
-TEST_PROCESSES ?= $$(( $$(nproc) + 1 ))
+# Processes that run tests. Jobs wait for one another now and then, so two more than there are cores keep these busy.
+TEST_PROCESSES ?= $$(( $$(nproc) + 2 ))
 # Modules go to processes whole, so that what is started once a module is, and the dearest first (tests/plugins/order.py).
 pytest = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 FAST_TESTS := tests/embedding_store tests/master $(wildcard tests/test_*.py)

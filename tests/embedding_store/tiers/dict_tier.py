@@ -1,6 +1,7 @@
 """The smallest tier: records in a dictionary. It shows how little a tier is, and fails wherever a test wants it to."""
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,10 +28,12 @@ class DictTier(Tier):
     def __init__(self, kept: Kept | None = None, keeps_positions: bool = False) -> None:
         self.kept, self._keeps_positions = kept or Kept(), keeps_positions
         self.left: int | None = None  # records and other calls until it fails; None: it does not
+        self._changing = threading.Lock()
 
     def copy(self) -> "DictTier":
-        """What is left to a process that comes after one that died."""
-        return DictTier(copy.deepcopy(self.kept), self._keeps_positions)
+        """What is left to a process that comes after one that died now: all of one moment, while flushes go on."""
+        with self._changing:
+            return DictTier(copy.deepcopy(self.kept), self._keeps_positions)
 
     def step(self) -> None:
         """Before each record that is written or deleted, and before each other call."""
@@ -54,12 +57,14 @@ class DictTier(Tier):
         self.step()
         if table.name in self.kept.tables:
             raise SpecConflict(f"there is a table {table.name!r} already")
-        self.kept.tables[table.name], self.kept.rows[table.name] = table, {}
+        with self._changing:
+            self.kept.tables[table.name], self.kept.rows[table.name] = table, {}
 
     def drop(self, table: str) -> None:
         self.step()
-        self.kept.tables.pop(table, None)
-        self.kept.rows.pop(table, None)
+        with self._changing:
+            self.kept.tables.pop(table, None)
+            self.kept.rows.pop(table, None)
 
     def read(self, wanted: Sequence[Records]) -> list[Int64]:
         self.step()
@@ -81,14 +86,16 @@ class DictTier(Tier):
         for table, (ids, positions) in deleted.items():
             for key in self._keys(ids, positions):
                 self.step()
-                self._rows(table).pop(key, None)
+                with self._changing:
+                    self._rows(table).pop(key, None)
         for records in changed:
             rows = self._rows(records.table)
             assert records.rows.shape == (len(records.ids), self.kept.tables[records.table].record_bytes)
             keys = self._keys(records.ids, records.positions)
             for key, row_id, row in zip(keys, records.ids.tolist(), records.rows, strict=True):
                 self.step()
-                rows[key] = row_id, row.tobytes()
+                with self._changing:
+                    rows[key] = row_id, row.tobytes()
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         found = [(row_id, key if self._keeps_positions else -1) for key, (row_id, _) in self._rows(table).items()]
