@@ -12,7 +12,7 @@ _ROOMS = {
     "calls": "wire load sessions waiting predictions",
     "storage": "redis_rows redis_log commit_log redis_appends recovery tiers cold_rows pins checkpoints "
     "pressure promises",
-    "jobs": "offload click stores metrics evaluations events stream_to_prediction",
+    "jobs": "offload click backends stores metrics evaluations events stream_to_prediction",
 }
 """Room -> its benchmarks, in the order in which they run."""
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -18,15 +19,18 @@ from benchmarks.click_job.sizes import BATCH, DIM, FEATURES, HIDDEN, LEARNING_RA
 from benchmarks.peers.workloads import THREADS
 
 
-def main() -> None:
-    """For every line with a number of steps on stdin, makes that many and prints their number and seconds."""
-    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
+def dense_steps(optimizer: str) -> Callable[[int], None]:
+    """A function that makes so many steps.
+
+    Args:
+        optimizer: Its class among `keras.optimizers`.
+    """
     dense = keras.Sequential([keras.layers.Dense(width, activation="relu") for width in HIDDEN])
     dense.add(keras.layers.Dense(1))
     dense.build((None, FEATURES * DIM))
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    optimizer = getattr(keras.optimizers, os.environ["CLICK_OPTIMIZER"])(LEARNING_RATE)
-    optimizer.build(dense.trainable_variables)
+    update = getattr(keras.optimizers, optimizer)(LEARNING_RATE)
+    update.build(dense.trainable_variables)
     rows, clicks = tf.random.normal((BATCH, FEATURES * DIM)), tf.zeros((BATCH, 1))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -35,14 +39,24 @@ def main() -> None:
             tape.watch(some)
             value = loss(clicks, dense(some, training=True))
         *gradients, of_rows = tape.gradient(value, [*dense.trainable_variables, some])
-        optimizer.apply(gradients, dense.trainable_variables)
+        update.apply(gradients, dense.trainable_variables)
         return of_rows
 
-    for line in sys.stdin:
-        began = time.perf_counter()
-        for _ in range(int(line)):
+    def steps(count: int) -> None:
+        for _ in range(count):
             made = step(rows)
         made.numpy()
+
+    return steps
+
+
+def main() -> None:
+    """For every line with a number of steps on stdin, makes that many and prints their number and seconds."""
+    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
+    steps = dense_steps(os.environ["CLICK_OPTIMIZER"])
+    for line in sys.stdin:
+        began = time.perf_counter()
+        steps(int(line))
         print(json.dumps({"steps": int(line), "seconds": time.perf_counter() - began}), flush=True)
 
 

@@ -1,13 +1,14 @@
-"""`et.fit` on Keras' JAX or PyTorch backend, against plain Keras and against the dense part alone, on the same backend.
+"""`et.fit` on Keras' backend, against plain Keras and against the dense part alone, on the same backend.
 
-The click model with a table of 100,000 rows for each of 26 features, uniform ids, batches of 2,048; and of 5 million
-rows in one table, against 100,000. All contenders are in this process, and take turns of an epoch.
+The click model with a table of 100,000 rows, or of 5 million, uniform ids, batches of 2,048; on JAX and PyTorch also
+with a table for each of 26 features. All contenders are in this process, and take turns of an epoch.
 
     KERAS_BACKEND=jax python -m benchmarks.jobs.backends
 """
 
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -21,46 +22,73 @@ from elastable.master.backend.contract import array_backend
 
 _ROWS, _MANY = 100_000, 5_000_000
 _STEPS, _ROUNDS = 24, 7
-_OF_DENSE = {"SGD": 0.75}
-_OF_KERAS = {"jax": {"SGD": 4.0, "Adam": 8.0}, "torch": {"SGD": 4.0, "Adam": 15.0}}
-_OF_SMALL = {"Adam": 0.85}
+_OPTIMIZERS = {"tensorflow": ("SGD", "Adagrad", "Adam"), "jax": ("SGD", "Adam"), "torch": ("SGD", "Adam")}
+_PAIRS = {
+    "ours": ("26 tables of 100,000 rows", et.Embedding, FEATURES, _ROWS),
+    "plain": ("", keras.layers.Embedding, FEATURES, _ROWS),
+    "small": ("one table of 100,000 rows", et.Embedding, 1, _ROWS),
+    "large": ("one table of 5 million rows", et.Embedding, 1, _MANY),
+    "plain small": ("", keras.layers.Embedding, 1, _ROWS),
+    "plain large": ("", keras.layers.Embedding, 1, _MANY),
+}
+"""Contender -> what it is, its layer, tables and rows of each."""
+
+Compared: TypeAlias = dict[tuple[str, str], dict[str, float | None]]
+
+_TENSORFLOW: Compared = {
+    ("small", "dense"): {"SGD": 0.75, "Adagrad": None, "Adam": None},
+    ("large", "dense"): {"SGD": None, "Adagrad": 0.65, "Adam": 0.65},
+    ("small", "plain small"): {"SGD": 1.0, "Adagrad": 1.3, "Adam": 1.2},
+    ("large", "plain large"): {"Adam": 15.0},
+    ("large", "small"): {"SGD": 0.85, "Adagrad": 0.85, "Adam": 0.85},
+}
+"""(ours, theirs) -> optimizer -> floor."""
+
+
+def _of_arrays(sgd: float, adam: float) -> Compared:
+    return {
+        ("ours", "plain"): {"SGD": sgd, "Adam": adam},
+        ("ours", "dense"): {"SGD": None, "Adam": None},
+        ("small", "dense"): {"SGD": 0.75, "Adam": None},
+        ("large", "small"): {"SGD": None, "Adam": 0.85},
+    }
+
+
+_COMPARED = {"tensorflow": _TENSORFLOW, "jax": _of_arrays(4.0, 8.0), "torch": _of_arrays(4.0, 15.0)}
 
 
 def main() -> None:
     """Prints the figures, and writes `results/backends_NAME.json`."""
     name = keras.config.backend()
-    if name not in _OF_KERAS:
-        sys.exit("set KERAS_BACKEND to jax or torch: for TensorFlow there is benchmarks.jobs.click")
-    rows = [row for optimizer in ("SGD", "Adam") for row in _against(name, optimizer)]
+    rows = [row for optimizer in _OPTIMIZERS[name] for row in _against(name, optimizer)]
     publish(f"backends_{name}", f"et.fit on Keras' {name} backend", rows)
 
 
 def _against(name: str, optimizer: str) -> list[Row]:
-    works = {
-        "ours": _fits(et.Embedding, optimizer, FEATURES, _ROWS),
-        "plain": _fits(keras.layers.Embedding, optimizer, FEATURES, _ROWS),
-        "dense": _dense_steps(optimizer),
-        "small": _fits(et.Embedding, optimizer, 1, _ROWS),
-        "large": _fits(et.Embedding, optimizer, 1, _MANY),
-    }
+    pairs = {pair: of[optimizer] for pair, of in _COMPARED[name].items() if optimizer in of}
+    named = {each for pair in pairs for each in pair} - {"dense"}
+    works = {each: _fits(optimizer, *_PAIRS[each][1:]) for each in _PAIRS if each in named}
+    works["dense"] = _tensorflow_steps(optimizer) if name == "tensorflow" else _dense_steps(optimizer)
     for work in works.values():
         work()  # compiles
-    examples = _STEPS * BATCH
-    paces = interleaved({key: rate(work, examples, 1.0) for key, work in works.items()}, _ROUNDS)
-    what = f"{name}, {optimizer}"
-
-    def row(text: str, ours: str, theirs: str, floor: float | None) -> Row:
-        return compare(f"{what}, {text}", "examples/s", paces[ours], paces[theirs], floor)
-
+    paces = interleaved({key: rate(work, _STEPS * BATCH, 1.0) for key, work in works.items()}, _ROUNDS)
+    beside = {"dense": "the dense step alone", "small": "100,000"}
     return [
-        row("26 tables of 100,000 rows, against plain Keras", "ours", "plain", _OF_KERAS[name].get(optimizer)),
-        row("26 tables of 100,000 rows, against the dense step alone", "ours", "dense", None),
-        row("one table of 100,000 rows, against the dense step alone", "small", "dense", _OF_DENSE.get(optimizer)),
-        row("5 million rows against 100,000", "large", "small", _OF_SMALL.get(optimizer)),
-    ]
+        compare(
+            f"{name}, {optimizer}, {_PAIRS[ours][0]}, against {beside.get(theirs, 'plain Keras')}",
+            "examples/s", paces[ours], paces[theirs], floor,
+        )
+        for (ours, theirs), floor in pairs.items()
+    ]  # fmt: skip
 
 
-def _fits(layer: type[keras.Layer], optimizer: str, tables: int, rows: int) -> Callable[[], object]:
+def _tensorflow_steps(optimizer: str) -> Callable[[], object]:
+    from benchmarks.click_job.dense_step import dense_steps
+
+    return partial(dense_steps(optimizer), _STEPS)
+
+
+def _fits(optimizer: str, layer: type[keras.Layer], tables: int, rows: int) -> Callable[[], object]:
     """An epoch of `et.fit`, or of plain Keras."""
     keras.utils.set_random_seed(1)
     model = click_model([layer(rows, DIM, name=f"table_{number}") for number in range(tables)], optimizer)

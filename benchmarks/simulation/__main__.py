@@ -126,15 +126,15 @@ def _needed(costs: Calibration) -> list[Row]:
     return found
 
 
-def smallest(least: Cluster, examples_per_s: float, costs: Calibration) -> tuple[Cluster, Outcome]:
+def smallest(least: Cluster, examples_per_s: float, costs: Calibration, workers: int = 128) -> tuple[Cluster, Outcome]:
     """The fewest hosts that train so many examples a second, with `least.stores` store servers or more of them.
 
     Raises:
-        BadInput: 64 times as many store servers and 128 workers do not.
+        BadInput: 64 times as many store servers and so many workers do not.
     """
     found: list[tuple[Cluster, Outcome]] = []
     for stores in (least.stores * 2**step for step in range(7)):
-        clusters = [replace(least, stores=stores, workers=workers) for workers in range(1, 129)]
+        clusters = [replace(least, stores=stores, workers=each) for each in range(1, workers + 1)]
         at = bisect_left(clusters, examples_per_s, key=lambda one: simulated(one, costs).examples_per_s)
         found += [(one, simulated(one, costs)) for one in clusters[at : at + 1]]
     if not found:

@@ -43,12 +43,12 @@ def test_more_store_servers_help_where_they_are_the_limit() -> None:
 
 
 def test_the_fewest_hosts_reach_what_is_wanted_and_one_worker_less_does_not() -> None:
-    one, outcome = smallest(replace(CLUSTER, stores=2, examples=2_048), 200_000, COSTS)
+    one, outcome = smallest(replace(CLUSTER, stores=2, examples=2_048), 200_000, COSTS, workers=16)
     assert outcome == simulated(one, COSTS)
     assert simulated(replace(one, workers=one.workers - 1), COSTS).examples_per_s < 200_000 <= outcome.examples_per_s
     assert one.stores >= 2
     with pytest.raises(BadInput, match="1,000,000,000 examples/s: no number of hosts"):
-        smallest(replace(CLUSTER, stores=1), 1e9, COSTS)
+        smallest(replace(CLUSTER, stores=1), 1e9, COSTS, workers=4)
 
 
 def test_a_large_dense_part_is_limited_by_the_master_or_its_card() -> None:

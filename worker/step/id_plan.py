@@ -62,10 +62,7 @@ class IdPlan:
             return []
         flat = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
         try:
-            found = []
-            for ids in self._function(*flat):
-                found.append(np.ascontiguousarray(ids.numpy()))
-            return found
+            return [np.ascontiguousarray(ids) for ids in self._function(*flat)]
         except tf.errors.InvalidArgumentError as error:
             message = assertion_of(error) or str(error.message).splitlines()[-1]
             record = _RECORD.search(message)
