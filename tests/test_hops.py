@@ -91,4 +91,4 @@ def test_a_warm_fit_of_eight_steps_passes_few_functions() -> None:
     et.fit(model, x, y, batch_size=64, verbose=False)
     with passed() as seen:
         et.fit(model, x, y, batch_size=64, verbose=False)
-    require_few(seen, 455, 80)
+    require_few(seen, 460, 81)
