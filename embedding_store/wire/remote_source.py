@@ -21,7 +21,7 @@ from elastable.embedding_store.tables.checks import require_block_rows
 from elastable.embedding_store.tables.table import BaseSource
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection, answered
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import (
@@ -152,8 +152,8 @@ class RemoteReads(BaseSource):
         if second is not None:
             return self._lookup(chain((first, second), frames), timeout)
         if small is self._lookup_small and len(first) <= METADATA_BYTES:
-            return [small(b"", timeout=timeout, metadata=((REQUEST_KEY, first),))]
-        return [small(first, timeout=timeout)]
+            return [answered(small(b"", timeout=timeout, metadata=((REQUEST_KEY, first),)))]
+        return [answered(small(first, timeout=timeout))]
 
     def _rows(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:
         """The rows in a reply."""

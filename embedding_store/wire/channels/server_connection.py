@@ -16,7 +16,13 @@ from elastable.embedding_store.measures import PROCESS, TRACE_KEY
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.channels.status_codes import details_of, is_transient_code, raising, translated
+from elastable.embedding_store.wire.channels.status_codes import (
+    NoAnswer,
+    details_of,
+    is_transient_code,
+    raising,
+    translated,
+)
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 
 # gRPC channels that make their calls on other channels: with metadata added, or at another server once one is away
@@ -233,6 +239,13 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
     return opened if token is None else MetadataChannel(opened, "authorization", f"Bearer {token}")
 
 
+def answered(answer: Answer | None) -> Answer:
+    """The answer of a call of one message. Raises a `grpc.RpcError` of a server that is away where there is none."""
+    if answer is None:
+        raise NoAnswer("the call ended without an answer")
+    return answer
+
+
 class ServerConnection:
     """One channel, and the rule of every call on it: repeat until the deadline, then say so.
 
@@ -350,7 +363,7 @@ class ServerConnection:
 
     def send(self, method: Callable[..., Answer], request: Message, wait_s: float = 0.0) -> Answer:
         """Makes a call of one small message each way, as `call`."""
-        return self.call(lambda timeout: method(request, timeout=timeout), wait_s)
+        return self.call(lambda timeout: answered(method(request, timeout=timeout)), wait_s)
 
     def decoded(self, decode: Callable[..., Answer], reply: object, *more: object) -> Answer:
         """What `decode(reply, *more)` makes of a reply.

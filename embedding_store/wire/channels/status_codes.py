@@ -170,6 +170,10 @@ def translated(
     return StoreFailed(f"{address} failed: {details or code}")
 
 
+class NoAnswer(grpc.RpcError):
+    """A call that ended well and without a message, as one of a killed server may: gRPC gives None for it."""
+
+
 def is_transient_code(error: grpc.RpcError) -> bool:
     """True where the server was not reached, had no thread free, or stopped in mid-call, so that a repeat may help."""
     code, details, name = _parts(error)
@@ -196,7 +200,8 @@ def _distrust(code: grpc.StatusCode, details: str) -> str:
 def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
     """Status code, details, and the class name that an Elastable server named ("" elsewhere)."""
     if not isinstance(error, grpc.Call):
-        return grpc.StatusCode.UNKNOWN, str(error), ""
+        code = grpc.StatusCode.UNAVAILABLE if isinstance(error, NoAnswer) else grpc.StatusCode.UNKNOWN
+        return code, str(error), ""
     metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())
     details = "\n".join(printable(line, lines=False) for line in (error.details() or "").split("\n"))
     return error.code(), details, str(metadata.get(ERROR_KEY, ""))

@@ -7,7 +7,10 @@ from contextlib import closing
 
 import grpc
 
+from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.server_connection import channel
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE
+from elastable.embedding_store.wire.remote_source import RemoteSource
 
 CUTS = 30
 TIMEOUT_S = 20.0
@@ -60,3 +63,19 @@ def test_streams_of_a_server_that_is_cut_off_again_and_again_all_end() -> None:
         server.stop(0).wait(60)
     assert [thread.is_alive() for thread in threads] == [False] * len(threads)
     assert min(answered) > 0
+
+
+def test_a_call_that_ends_well_and_without_an_answer_is_made_again() -> None:
+    """As a server that is killed may end it: gRPC gives None for the message."""
+    given: list[list[bytes]] = [[], [store_pb2.StoreStatus(version=7).SerializeToString()]]
+    methods = {"GetStoreStatus": grpc.unary_stream_rpc_method_handler(lambda request, context: iter(given.pop(0)))}
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(STORE_SERVICE, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with RemoteSource(f"127.0.0.1:{port}", deadline_s=60.0) as source:
+            assert source.status().version == 7
+    finally:
+        server.stop(None).wait(60)
+    assert given == []
