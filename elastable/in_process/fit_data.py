@@ -87,7 +87,7 @@ class FitArguments:
         self.verbose = 1 if self.verbose == "auto" else int(self.verbose)
         if self.shuffle == "batch":
             raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
-        self.shuffle = bool(self.shuffle)
+        self.shuffle, self.leave_out = bool(self.shuffle), tuple(self.leave_out)
         self._check_numbers()
         for callback in self.callbacks:
             if isinstance(callback, keras.callbacks.BackupAndRestore):

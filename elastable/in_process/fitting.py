@@ -123,16 +123,8 @@ def fit(
         ElastableError: data, model, callbacks or settings that cannot be used.
         KeyboardInterrupt: Ctrl-C while it trains on a cluster; the model has the weights of the last version then.
     """
-    settings = FitArguments(
-        x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
-        validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
-        validation_steps=validation_steps, validation_batch_size=validation_batch_size, average=average,
-        validation_freq=validation_freq, grads_to_wait=grads_to_wait, epochs=epochs, lazy=lazy, until=until,
-        initial_epoch=initial_epoch, shuffle=shuffle, callbacks=callbacks, verbose=verbose,
-        seed=seed, evaluate_every=evaluate_every, store=store, locations=locations,
-        linger=linger, max_bad_events=max_bad_events, offload_embeddings_above=offload_embeddings_above,
-        not_finite=not_finite, continue_from=continue_from, leave_out=tuple(leave_out),
-    )  # fmt: skip
+    given = {name: value for name, value in locals().items() if name not in ("model", "on", "cluster")}
+    settings = FitArguments(**given)
     if on is None:
         if cluster is not None:
             raise BadInput('cluster= needs on=, as in on="ray"')

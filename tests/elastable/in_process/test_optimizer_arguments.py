@@ -186,10 +186,10 @@ class TestLossScaling:
 
     @pytest.mark.usefixtures("mixed_float16")
     def test_mixed_float16_as_it_is_compiled(self) -> None:
+        keras.utils.set_random_seed(1)  # how often eleven bits round apart depends on the weights
         ours, theirs = fitted(store_model(), K.SGD(0.5)), by_keras(K.SGD(0.5))
         assert isinstance(ours.optimizer, K.LossScaleOptimizer)
-        # float16 has eleven bits, and rounds once more in every step.
-        assert_close(ours, theirs, 1e-2)
+        assert_close(ours, theirs, 2e-3)
         assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations) == 3 * RECORDS // BATCH
 
     def test_micro_batches_overflow_together(self) -> None:
