@@ -88,7 +88,6 @@ def fit(
     """Trains a compiled Keras model whose embedding tables live in a store, in this process or on a cluster.
 
     The arguments up to `validation_freq` are those of `model.fit` (docs/keras.md), which does the same, `lazy=None`.
-
     Afterwards the model's layers read from the store. A second call continues from the first, to the bit.
 
     Args:
@@ -123,14 +122,12 @@ def fit(
         ElastableError: data, model, callbacks or settings that cannot be used.
         KeyboardInterrupt: Ctrl-C while it trains on a cluster; the model has the weights of the last version then.
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "on", "cluster")}
-    settings = FitArguments(**given)
+    settings = FitArguments(**{name: of for name, of in locals().items() if name not in ("model", "on", "cluster")})
     if on is None:
         if cluster is not None:
             raise BadInput('cluster= needs on=, as in on="ray"')
         return _run_here(model, settings)
-    from elastable.in_process.fit_elsewhere import fit_on
-
+    from elastable.in_process.fit_elsewhere import fit_on  # fmt: skip
     return fit_on(model, settings, on, cluster or {}, lambda: _begun(model, settings))
 
 
