@@ -111,8 +111,7 @@ def fit(
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
         continue_from: Begin as another job ended, on new data: a checkpoint, a run directory, or the URL of a store
             with a log, also of `store` itself (docs/checkpoints.md). leave_out: Of it what the model no longer has.
-        on: None: this process; or where its processes run, as of `elastable train --on` (docs/engines.md). The weights
-            and rows come back into this process.
+        on: None: this process; or where else, as of `elastable train --on` (docs/engines.md): the weights come back.
         cluster: Of `on`: options of `elastable train` by name, such as `{"workers": 4, "checkpoint_dir": "s3://b/c"}`.
 
     Returns:
@@ -127,7 +126,8 @@ def fit(
         if cluster is not None:
             raise BadInput('cluster= needs on=, as in on="ray"')
         return _run_here(model, settings)
-    from elastable.in_process.fit_elsewhere import fit_on  # fmt: skip
+    from elastable.in_process.fit_elsewhere import fit_on
+
     return fit_on(model, settings, on, cluster or {}, lambda: _begun(model, settings))
 
 
