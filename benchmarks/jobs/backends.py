@@ -4,10 +4,17 @@ The click model with a table of 100,000 rows, or of 5 million, uniform ids, batc
 with a table for each of 26 features. All contenders are in this process, and take turns of an epoch.
 
     KERAS_BACKEND=jax python -m benchmarks.jobs.backends
+
+With `--profile`: where the milliseconds of a step of `et.fit` go, beside those of the dense step alone.
 """
 
+import cProfile
+import pstats
+import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import TypeAlias
 
 import keras
@@ -18,7 +25,16 @@ from benchmarks.click_job.draws import batches
 from benchmarks.click_job.model import click_model
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.backend.contract import array_backend
+from elastable.master.commits.row_gradients import RowGradients
+from elastable.master.core.driver import Driver
+from elastable.master.core.job_master import Master
+from elastable.master.model.dense import DenseState
+from elastable.worker.runtime.work_here import WorkHere
+from elastable.worker.step.array_step import ArrayTrainStep
+from elastable.worker.step.train_step import TrainStep
 
 _ROWS, _MANY = 100_000, 5_000_000
 _STEPS, _ROUNDS = 24, 7
@@ -54,12 +70,28 @@ def _of_arrays(sgd: float, adam: float) -> Compared:
     }
 
 
+_PARTS = {
+    "all of it": (Driver.run,),
+    "  the worker's part": (WorkHere.__call__,),
+    "    lookup": (MemoryStore.lookup,),
+    "    gather, dense step, sums": (TrainStep.__call__, ArrayTrainStep.__call__),
+    "      sums by id": (sum_by_position,),
+    "    report, finite check": (Master.report_gradient_later,),
+    "  dense optimizer": (DenseState.apply,),
+    "  commit of rows": (RowGradients.commit,),
+}
+"""Part of a step -> the functions that it is spent in; indented: a part of the one above."""
+
 _COMPARED = {"tensorflow": _TENSORFLOW, "jax": _of_arrays(4.0, 8.0), "torch": _of_arrays(4.0, 15.0)}
 
 
 def main() -> None:
     """Prints the figures, and writes `results/backends_NAME.json`."""
     name = keras.config.backend()
+    if sys.argv[1:] == ["--profile"]:
+        for optimizer in _OPTIMIZERS[name]:
+            _profile(name, optimizer)
+        return
     rows = [row for optimizer in _OPTIMIZERS[name] for row in _against(name, optimizer)]
     publish(f"backends_{name}", f"et.fit on Keras' {name} backend", rows)
 
@@ -68,7 +100,7 @@ def _against(name: str, optimizer: str) -> list[Row]:
     pairs = {pair: of[optimizer] for pair, of in _COMPARED[name].items() if optimizer in of}
     named = {each for pair in pairs for each in pair} - {"dense"}
     works = {each: _fits(optimizer, *_PAIRS[each][1:]) for each in _PAIRS if each in named}
-    works["dense"] = _tensorflow_steps(optimizer) if name == "tensorflow" else _dense_steps(optimizer)
+    works["dense"] = _dense(name, optimizer)
     for work in works.values():
         work()  # compiles
     paces = interleaved({key: rate(work, _STEPS * BATCH, 1.0) for key, work in works.items()}, _ROUNDS)
@@ -80,6 +112,25 @@ def _against(name: str, optimizer: str) -> list[Row]:
         )
         for (ours, theirs), floor in pairs.items()
     ]  # fmt: skip
+
+
+def _profile(name: str, optimizer: str) -> None:
+    """Prints milliseconds a step of the thread that computes and commits; a profile of Python's adds a tenth or so."""
+    fit, alone = _fits(optimizer, *_PAIRS["small"][1:]), _dense(name, optimizer)
+    paces = interleaved({"fit": rate(fit, _STEPS, 1.0), "alone": rate(alone, _STEPS, 1.0)}, _ROUNDS)
+    profile = cProfile.Profile(time.perf_counter)
+    profile.runcall(lambda: [fit() for _ in range(_ROUNDS)])
+    spent = {key: of[3] for key, of in pstats.Stats(profile).stats.items()}  # type: ignore[attr-defined]
+    print(f"{name}, {optimizer}, {_ROWS} rows: {1000 / median(paces['fit']):.2f} ms a step, unprofiled; ", end="")
+    print(f"the dense step alone {1000 / median(paces['alone']):.2f}. Profiled:")
+    for part, functions in _PARTS.items():
+        codes = [function.__code__ for function in functions]
+        seconds = sum(spent.get((code.co_filename, code.co_firstlineno, code.co_name), 0.0) for code in codes)
+        print(f"  {part:30} {1000 * seconds / _STEPS / _ROUNDS:6.2f}")
+
+
+def _dense(name: str, optimizer: str) -> Callable[[], object]:
+    return _tensorflow_steps(optimizer) if name == "tensorflow" else _dense_steps(optimizer)
 
 
 def _tensorflow_steps(optimizer: str) -> Callable[[], object]:
