@@ -148,6 +148,14 @@ def test_each_table_may_be_split_in_its_own_way() -> None:
         assert [store.row_count(name) for name in ("cities", "people")] == [12, 12]
 
 
+def test_whoever_reads_what_is_closed_learns_it_of_the_whole() -> None:
+    store = PartitionedStore([MemoryStore(threads=1), MemoryStore(threads=1)])
+    store.create_table(TableSpec("cities", 2, 9))
+    store.close()
+    with pytest.raises(StoreFailed, match="the store is closed"):
+        store.lookup({"cities": np.array([1])})
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(BadSpec, match=r"strategy 'rows'; known strategies are token, encoding"):
         PartitionedStore([MemoryStore(threads=1)], "rows")

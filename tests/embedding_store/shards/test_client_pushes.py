@@ -98,6 +98,11 @@ def test_what_does_not_fit_changes_nothing(store: MemoryStore, what: str) -> Non
     assert pushes.push(push(1, [1])).outcome is RowPushOutcome.ACCEPTED
 
 
+def test_squares_come_with_ids_that_are_summed(store: MemoryStore) -> None:
+    assert ClientPushes(store).push(replace(push(1, [1]), parts=({"t": SQUARES},), terms=TWICE)).version == 1
+    assert rows(store, [1]) == [-0.5]
+
+
 def test_a_staged_push_changes_nothing_before_it_is_finished(store: MemoryStore) -> None:
     pushes = ClientPushes(store)
     terms = PushTerms(1, summed=True, stage=True)
