@@ -145,7 +145,10 @@ class DrawnProgram:
         size = (RECORDS, self.units)
         y = draw.normal(size=size) if self.kind == "regression" else draw.integers(0, 2, size)
         self.y = np.abs(y).astype(np.float32) if "logarithmic" in self.loss else y.astype(np.float32)
-        self.y[draw.random(RECORDS) < (0.4 if self.loss == "masked" else 0.0)] = -1.0
+        left_out = draw.random(RECORDS) < (0.4 if self.loss == "masked" else 0.0)
+        if keras.config.backend() != "tensorflow":
+            left_out[::BATCH] = False  # what 0/0 gives depends on what XLA makes of a program: zeros, or NaN
+        self.y[left_out] = -1.0
         self.weights = draw.uniform(0.0, 2.0, RECORDS).astype(np.float32) if self.sample_weight else None
         self.matrix = [draw.normal(size=(ROWS, DIM)).astype(np.float32) for _ in range(2)]
         self.dense_seed = int(draw.integers(1 << 30))
