@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet
 
 from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Float64, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
@@ -198,18 +196,15 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
 
     Args:
         file: `.npz` with OGB's arrays `head_neg` and `tail_neg`, int `[N, k]`; with `head_type` and `tail_type`, as of
-            ogbl-biokg, ids count within the type. Or `.parquet` with columns `head_candidates` and `tail_candidates`,
-            a list of names for each triple.
+            ogbl-biokg, ids count within the type.
 
     Raises:
-        BadInput: a file that cannot be read, without these arrays or columns, or with unknown names.
+        BadInput: a file that cannot be read, or without these arrays.
         IdOutOfRange: a candidate is not an entity.
     """
-    if file.suffix not in (".npz", ".parquet"):
-        raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
     try:
-        heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
-    except (*DAMAGED, pa.ArrowException) as error:
+        heads, tails = _ids(file, graph)
+    except DAMAGED as error:
         raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
     return TripleCandidates.of(heads, tails, len(graph.entities))
 
@@ -242,20 +237,6 @@ def _within_types(found: Array, kinds: Array, graph: KnowledgeGraph) -> Array:
     if (found >= np.array(counts)[codes][:, None]).any():
         raise BadInput("an id is beyond its type's entities")
     return np.where(found < 0, found, found + np.array(first)[codes][:, None])
-
-
-def _names(file: Path, graph: KnowledgeGraph) -> list[Array]:
-    columns = [f"{end}_candidates" for end in _ENDS]
-    table = pyarrow.parquet.read_table(file, columns=columns)
-    lists = []
-    for column in columns:
-        rows: list[list[str] | None] = table[column].to_pylist()
-        ids = [graph.entities.ids_of(list(row or ())) for row in rows]
-        found = np.full((len(rows), max((len(row) for row in ids), default=0)), -1, np.int64)
-        for place, row in enumerate(ids):
-            found[place, : len(row)] = row
-        lists.append(found)
-    return lists
 
 
 _EXACT_VALUES = 1 << 20  # float64 values of pairs scored again at once: 8 MiB
