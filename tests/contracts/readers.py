@@ -5,7 +5,6 @@ A new reader is a line in `READERS`; one of files is also a `Format`, which is m
 
 import csv
 import io
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.formats.ray_data_reader import RayDataReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.pass_reader import EndlessReader, PartReader, PassReader
+from elastable.worker.readers.pass_reader import PartReader, PassReader
 from elastable.worker.readers.stream_reader import StreamReader
 from tests.untyped import Keyword
 
@@ -199,11 +198,6 @@ def _feature(value: Any) -> Any:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=[int(value)]))
 
 
-def _endless(folder: Path, table: Table) -> Reader:
-    records = list(_batches(table, 1))
-    return EndlessReader(itertools.cycle(records), len(records))
-
-
 def _part(folder: Path, table: Table) -> Reader:
     longer = {name: [values[-1], *values, values[0]] for name, values in table.items()}
     whole = NumpyReader(arrays(longer))
@@ -229,7 +223,6 @@ LISTS: dict[str, Make] = {
     "stream": lambda folder, table: StreamReader(_batches(table)),
     "pass": lambda folder, table: PassReader(list(_batches(table)), shuffle=False),
     "part": _part,
-    "endless": _endless,
     "parquet": FILES["parquet"],
     "parquet files": FILES["parquet files"],
     "ray": FILES["ray"],
