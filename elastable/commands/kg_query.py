@@ -308,14 +308,14 @@ class _KgPredictOptions:
 def predict_links(options: _KgPredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor, Query
+    from elastable.replicas.knowledge_graphs.trained_graph import Query
 
     if options.queries is not None:
         queries = _read_queries(trained, options.queries)
     else:
         queries = [Query(options.relation or "", options.head, options.tail)]
     among = _entities_among(trained, options)
-    found = LinkPredictor(trained).answer(queries, k=options.top, new=options.new, among=among)
+    found = trained.answer(queries, k=options.top, new=options.new, among=among)
     if options.queries is not None:
         for query, answers in zip(queries, found, strict=True):
             asked = {"head": query.head, "relation": query.relation, "tail": query.tail}

@@ -17,7 +17,7 @@ from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeG
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
-from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, RankingMetrics, Ranks
+from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, Ranks
 
 
 def query_batches(triples: npt.ArrayLike, sharding: Sharding, side: Side, size: int, worker: int) -> Iterator[Queries]:
@@ -472,23 +472,23 @@ class Evaluation:
         self._scores, self._among = AllScores(model, pool=pool), among or Candidates()
 
     def metrics(self, triples: Int32, stop: Callable[[], bool] | None = None) -> dict[str, float]:
-        """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `RankingMetrics.result`.
+        """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `QueryRanks.metrics`.
 
         Args:
             triples: The same on every member.
             stop: Asked at every batch, on every member if on any; where one says True, the result is {}.
         """
-        found = RankingMetrics(ties=self._ties)
-        for side, queries, ranks in self._ranked(triples):
-            found.add(side, ranks, queries.mask)
-            if stop is not None and self._model.group.all_reduce(np.array([int(stop())]), "max")[0]:
-                return {}
-        found.sums = self._model.group.all_reduce(found.sums)
-        return found.result()
+        found = self._everyones(triples, stop)
+        return {} if found is None else found.metrics(ties=self._ties)
 
     def ranks(self, triples: Int32) -> QueryRanks:
         """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker."""
-        parts = [np.empty((0, 4), np.int64)]
+        found = self._everyones(triples, None)
+        assert found is not None
+        return found
+
+    def _everyones(self, triples: Int32, stop: Callable[[], bool] | None) -> QueryRanks | None:
+        group, parts = self._model.group, [np.empty((0, 4), np.int64)]
         for side, queries, ranks in self._ranked(triples):
             columns = [
                 queries.triple,
@@ -497,7 +497,9 @@ class Evaluation:
                 ranks.pessimistic,
             ]
             parts.append(np.stack(columns, axis=1)[queries.mask])
-        everyones = np.concatenate(self._model.group.all_gather_uneven(np.concatenate(parts)))
+            if stop is not None and group.all_reduce(np.array([int(stop())]), "max")[0]:
+                return None
+        everyones = np.concatenate(group.all_gather_uneven(np.concatenate(parts)))
         triple, side_of, optimistic, pessimistic = everyones[np.lexsort((everyones[:, 0], everyones[:, 1]))].T
         return QueryRanks(triple, side_of, Ranks(optimistic, pessimistic))
 

@@ -19,7 +19,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation import read_triple_candidates
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
-from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained_graph import TrainedGraph
 from tests.elastable.commands.kg_runs import (
     PEOPLE,
     PLACES,
@@ -313,7 +313,7 @@ def test_export_as_parquet(run: Path, graph: Path, tmp_path: Path) -> None:
 
 def test_export_of_further_variables(conve: Path, tmp_path: Path) -> None:
     elastable("kg", "export", conve, "--format", "parquet", "--output", tmp_path / "conve")
-    dense = LinkPredictor(conve).trained.model.score.dense
+    dense = TrainedGraph(conve).model.score.dense
     assert {file.stem for file in (tmp_path / "conve").glob("*.npy")} - {"entities", "relations"} == set(dense)
     for name, value in dense.items():
         np.testing.assert_array_equal(np.load(tmp_path / "conve" / f"{name}.npy"), value)
