@@ -158,7 +158,7 @@ def test_progress_within_an_epoch_says_loss_speed_and_time_left(tmp_path: Path) 
     progress.close()
     directory.close()
     lines = shown.getvalue().splitlines()
-    assert lines[0] == "epoch 1/3  20%  loss 2.5000  5 triples/s  3 min left in the epoch, at most 9 min in all"
+    assert lines[0] == "epoch 1/3  20%  loss 2.5000  5 triples/s  0:02:40 left in the epoch, at most 0:09:20 in all"
     assert lines[-1] == "epoch 1/3  loss 2.5000  5 triples/s"
     assert len(lines) == 6
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["kind"] == "epoch"
