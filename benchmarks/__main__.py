@@ -6,12 +6,11 @@ import sys
 import time
 
 _ROOMS = {
-    "tables": "store lookup dynamic update catch_up dtypes partitions",
+    "tables": "lookup dynamic update catch_up dtypes partitions",
     "graphs": "kg_balance kg kg_bounds kg_beyond_memory",
-    "replicas": "host_embeddings sharded_training collectives",
+    "replicas": "host_embeddings sharded_training",
     "calls": "wire load sessions waiting predictions",
-    "storage": "redis_rows redis_log commit_log redis_appends recovery tiers cold_rows pins checkpoints "
-    "pressure promises",
+    "storage": "redis_rows redis_log recovery tiers cold_rows pins checkpoints pressure promises",
     "jobs": "offload click backends stores metrics evaluations events stream_to_prediction",
 }
 """Room -> its benchmarks, in the order in which they run."""

@@ -138,7 +138,7 @@ def main() -> None:
     """Runs the command; an `ElastableError` becomes one line and an exit code."""
     keep_freed_memory()
     try:
-        app(obj=set_up_logging)
+        app(obj=set_up_logging, prog_name="elastable")
     except (ElastableError, ModuleNotFoundError) as caught:
         command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         error = caught if isinstance(caught, ElastableError) else not_installed(caught, f"elastable {command}")

@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 
 from elastable.embedding_store.errors import ElastableError
-from elastable.launch.program import Program
+from elastable.launch.program import run_program
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from elastable.process.heap import keep_freed_memory
 from elastable.process.quiet import quiet_when_imported
@@ -38,7 +38,7 @@ def main() -> None:
 def _run(words: list[str]) -> tuple[int, str]:
     """Exit code, and what the program failed by."""
     try:
-        Program.of(words).run(_elastable)
+        run_program(words)
     except SystemExit as ended:
         why = _said(ended.__context__) if ended.code else ""
         if ended.code is None or isinstance(ended.code, int):
@@ -54,13 +54,6 @@ def _run(words: list[str]) -> tuple[int, str]:
         traceback.print_exc()
         return ExitCode.UNEXPECTED, _said(error)
     return ExitCode.DONE, ""
-
-
-def _elastable() -> None:
-    """The command; other programs do not wait for its modules."""
-    from elastable.command import main
-
-    main()
 
 
 def _said(error: BaseException | None) -> str:

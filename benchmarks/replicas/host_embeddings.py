@@ -39,7 +39,6 @@ _ROUNDS, _WARM_UP, _BATCHES = 31, 8, 4
 _WAYS: dict[str, dict[str, Any]] = {
     "token": {"partition_strategy": "TOKEN"},
     "encoding": {"partition_strategy": "ENCODING"},
-    "token by sums": {"partition_strategy": "TOKEN", "token_exchange": "sums"},
 }
 
 
@@ -57,7 +56,6 @@ def _of_shape(rows: int, dim: int, lookups: int, replicas: int) -> Iterator[Row]
     rounds = run_threads(replicas, lambda group: _rounds(group, rows, dim, lookups), deadline_s=600.0)[0]
     description = f"{rows:,} x {dim}, {lookups} ids, n={replicas}"
     yield compare(f"encoding, {description}; vs. token", "us", rounds["encoding"], rounds["token"])
-    yield compare(f"token, by reduce-scatter, {description}; vs. token", "us", rounds["token by sums"], rounds["token"])
     yield compare(f"token, {description}; vs. a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
     for strategy in ("TOKEN", "ENCODING"):
         sent = rounds[f"{strategy.lower()} bytes"][-1]
@@ -73,7 +71,7 @@ def _rounds(group: ReplicaGroup, rows: int, dim: int, lookups: int) -> dict[str,
     spec = HostEmbeddingOptimizerSpec(0.1)
     tables = {
         name: create_host_embedding(
-            name.replace(" ", "-"), (rows, dim), optimizer_spec=spec, initializer="zeros", group=group, threads=1, **way
+            name, (rows, dim), optimizer_spec=spec, initializer="zeros", group=group, threads=1, **way
         ).table
         for name, way in _WAYS.items()
     }

@@ -108,6 +108,6 @@ class _ReplicaOptions:
 def replicas(options: _ReplicaOptions) -> None:
     """Run a program in several processes; et.replica_group() joins them. All end when one fails."""
     from elastable.launch.launch import Launch
-    from elastable.launch.program import Program
+    from elastable.launch.program import program_of
 
-    Launch(options.count, Program.of(options.words), options.deadline_s, options.hosts, options.grace_s).run()
+    Launch(options.count, program_of(options.words), options.deadline_s, options.hosts, options.grace_s).run()

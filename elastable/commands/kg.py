@@ -19,31 +19,8 @@ from elastable.embedding_store.option import Option, OptionField, option_fields,
 from elastable.embedding_store.support.extras import needs
 from elastable.process.quiet import import_backend
 from elastable.process.stopping import SIGNAL_REASONS, OutputConsole
-from elastable.replicas.knowledge_graphs.graph.knowledge_graph import HEADERS, GraphSource
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings
 from elastable.replicas.knowledge_graphs.scores.functions import SCORES
-
-_HEADER = Option(
-    "Whether the first line of text and CSV files names the columns; auto: if its words are names of columns and on no "
-    "other line.",
-    choices=HEADERS,
-    unset="auto for text, yes for CSV",
-)
-"""The option `--header`."""
-
-
-def _with_header(dataset: str, header: str | None) -> str:
-    """The graph, with what `--header` says about its files; None: nothing is said.
-
-    Raises:
-        BadInput: the graph's name says something else, or its format has no headers.
-    """
-    if header is None:
-        return dataset
-    source = GraphSource.parse(dataset)
-    if source.header not in ("auto", header):
-        raise BadInput(f"--header {header}, but {dataset} says header={source.header}")
-    return str(source.with_header(header))
 
 
 def _default_by_model(field: OptionField) -> OptionField:
@@ -83,7 +60,6 @@ class _RunOptions:
             metavar="DATASET", positional=True,
         )
     )  # fmt: skip
-    header: str | None = setting(None, _HEADER)
     workers: int = setting(
         1, Option("Threads to train on; under `elastable replicas` its -n counts instead.", at_least=1)
     )
@@ -104,7 +80,7 @@ class _RunOptions:
 @kg.command()
 @with_options([*option_fields(_RunOptions).values(), _MODEL, *_CHOSEN.values()])
 def train(
-    dataset: str, header: str | None, workers: int, run_dir: Path, resume: Path | None, budget: str | None,
+    dataset: str, workers: int, run_dir: Path, resume: Path | None, budget: str | None,
     checkpoint_minutes: float, model: str,
     **chosen: object,
 ) -> None:  # fmt: skip
@@ -114,7 +90,6 @@ def train(
         from elastable.commands.kg_train import run_graph
         from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 
-    dataset = _with_header(dataset, header)
     found, notes = None if resume is None else GraphCheckpoints(resume / "checkpoints").newest(), tuple[str, ...]()
     if found is None:
         from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph

@@ -62,9 +62,9 @@ class _KgEvaluateOptions:
     listed: Path | None = setting(
         None,
         _among(
-            "Rank each answer among the entities that this file lists for its triple: OGB's head_neg and tail_neg, or "
-            "names (docs/knowledge-graphs.md).",
-            metavar="FILE.npz|FILE.parquet",
+            "Rank each answer among the entities that this file lists for its triple, as OGB's head_neg and tail_neg "
+            "(docs/knowledge-graphs.md).",
+            metavar="FILE.npz",
         ),
     )
     ties: str = setting("average", _among("Rank among equal scores.", choices=("average", "optimistic", "pessimistic")))
@@ -186,31 +186,20 @@ class _ScoreOptions:
             "The query that a triple is scored as; with reciprocal relations they differ.", choices=("head", "tail")
         ),
     )
-    output: Path | None = setting(
-        None, Option("Write the scores to this Parquet file.", metavar="FILE.parquet", unset="print them")
-    )
 
 
 @takes(_ScoreOptions)
 def score_triples(options: _ScoreOptions) -> None:
     """Score triples; higher is more plausible."""
     trained = open_run(options.run, None)
-    import pyarrow as pa
-
-    from elastable.replicas.knowledge_graphs.ranking import write_table
-
     triples = _read(trained, options.triples)
     scores = trained.triple_scores(triples, "head" if options.side == "head" else "tail")
     names = (trained.entities, trained.relations, trained.entities)
     columns = [[of[each] for each in triples[:, place].tolist()] for place, of in enumerate(names)]
-    if options.output is None:
-        sys.stdout.writelines(
-            f"{head}\t{relation}\t{tail}\t{value:.6g}\n"
-            for head, relation, tail, value in zip(*columns, scores.tolist(), strict=True)
-        )
-        return
-    write_table(options.output, pa.table([*columns, scores], ("head", "relation", "tail", "score")))
-    typer.echo(f"{len(scores):,} scores in {options.output}")
+    sys.stdout.writelines(
+        f"{head}\t{relation}\t{tail}\t{value:.6g}\n"
+        for head, relation, tail, value in zip(*columns, scores.tolist(), strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +272,6 @@ def _read(trained: TrainedGraph, file: Path) -> Int32:
 
 _UNKNOWN = "?"
 _query = partial(Option, group="One query")
-_file = partial(Option, group="A file of queries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +282,10 @@ class _KgPredictOptions:
     head: str | None = setting(None, _query("Name of the head; asks for tails."))
     tail: str | None = setting(None, _query("Name of the tail; asks for heads."))
     queries: Path | None = setting(
-        None, _file("Head, relation and tail, tab-separated, with ? for what is asked.", metavar="FILE")
-    )
-    output: Path | None = setting(
         None,
-        _file("Write the answers to this Parquet file.", metavar="FILE.parquet", unset="print JSON, a line a query"),
+        Option(
+            "Queries, answered in JSON: head, relation and tail, tab-separated, ? for what is asked.", metavar="FILE"
+        ),
     )
     top: int = setting(10, Option("Number of answers.", flags=("--top", "-k"), at_least=1))
     new: bool = setting(False, Option("Leave out triples that the graph already has."))
@@ -313,8 +300,6 @@ class _KgPredictOptions:
             raise BadInput("give --relation with --head or --tail, or a file of --queries")
         if self.queries is not None and (self.head is not None or self.tail is not None):
             raise BadInput("--queries names heads and tails in its file; leave out --head and --tail")
-        if self.output is not None and self.queries is None:
-            raise BadInput("--output is for a file of --queries; one query is printed")
         if self.among is not None and self.of_type is not None:
             raise BadInput("--of-type and --among both restrict the answers; give one of them")
 
@@ -323,18 +308,15 @@ class _KgPredictOptions:
 def predict_links(options: _KgPredictOptions) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     trained = open_run(options.run, options.graph)
-    from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor, Query
+    from elastable.replicas.knowledge_graphs.trained_graph import Query
 
     if options.queries is not None:
         queries = _read_queries(trained, options.queries)
     else:
         queries = [Query(options.relation or "", options.head, options.tail)]
     among = _entities_among(trained, options)
-    found = LinkPredictor(trained).answer(queries, k=options.top, new=options.new, among=among)
-    if options.output is not None:
-        _save(options.output, queries, found)
-        typer.echo(f"answers to {len(queries):,} queries in {options.output}")
-    elif options.queries is not None:
+    found = trained.answer(queries, k=options.top, new=options.new, among=among)
+    if options.queries is not None:
         for query, answers in zip(queries, found, strict=True):
             asked = {"head": query.head, "relation": query.relation, "tail": query.tail}
             typer.echo(json.dumps({**asked, "answers": [asdict(answer) for answer in answers]}))
@@ -370,28 +352,6 @@ def _read_queries(trained: TrainedGraph, file: Path) -> list[Query]:
             raise BadInput(f"{file}, line {line_of(file, record)}: head or tail must be {_UNKNOWN}, and not both")
         found.append(Query(relation, None if head == _UNKNOWN else head, None if tail == _UNKNOWN else tail))
     return found
-
-
-def _save(path: Path, queries: Sequence[Query], found: Sequence[Sequence[Answer]]) -> None:
-    """A row per answer: query (its number, from 0), head, relation, tail, side, rank (from 1), score."""
-    import pyarrow as pa
-
-    from elastable.replicas.knowledge_graphs.ranking import write_table
-
-    names = ("query", "head", "relation", "tail", "side", "rank", "score")
-    kinds = (pa.int64(), *[pa.string()] * 4, pa.int64(), pa.float32())
-    rows = [
-        (number, *_triple(query, answer.entity), query.side, rank, answer.score)
-        for number, (query, answers) in enumerate(zip(queries, found, strict=True))
-        for rank, answer in enumerate(answers, start=1)
-    ]
-    columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
-    write_table(path, pa.table(columns, names))
-
-
-def _triple(query: Query, answer: str) -> tuple[str, str, str]:
-    head, tail = query.head, query.tail
-    return answer if head is None else head, query.relation, answer if tail is None else tail
 
 
 def _table(query: Query, answers: Sequence[Answer]) -> Table:

@@ -4,6 +4,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -212,24 +213,17 @@ class TrainingProgress:
     def _line(self, place: RunProgress, loss: float) -> str:
         done = place.step - place.epochs * place.steps_per_epoch
         a_step = self._epoch_seconds / max(1, self._epoch_steps)
-        epoch_left = a_step * (place.steps_per_epoch - done)
+        epoch_left = timedelta(seconds=round(a_step * (place.steps_per_epoch - done)))
         run_left = a_step * (self._settings.epochs * place.steps_per_epoch - place.step)
         if self._settings.budget_minutes is not None:
             run_left = min(run_left, max(0.0, 60 * self._settings.budget_minutes - place.seconds))
         speed = self._epoch_triples / max(1e-9, self._epoch_seconds)
         return (
             f"epoch {place.epochs + 1}/{self._settings.epochs}  {done / place.steps_per_epoch:.0%}  loss {loss:.4f}  "
-            f"{speed:,.0f} triples/s  {_duration(epoch_left)} left in the epoch, at most {_duration(run_left)} in all"
+            f"{speed:,.0f} triples/s  {epoch_left} left in the epoch, "
+            f"at most {timedelta(seconds=round(run_left))} in all"
         )
 
     def _note(self, kind: str, place: RunProgress, noted: Mapping[str, float], line: str) -> None:
         self._directory.record(kind, place.step, place.epochs, dict(noted))
         self._console.print(f"epoch {place.epochs}/{self._settings.epochs}  {line}", highlight=False, soft_wrap=True)
-
-
-def _duration(seconds: float) -> str:
-    """ "45 s", "12 min", "3 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

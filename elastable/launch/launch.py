@@ -19,7 +19,6 @@ from typing import BinaryIO
 
 from elastable.embedding_store.errors import JobFailed, NotInstalled
 from elastable.launch.member import ADDRESS, TOKEN, Message, read_line
-from elastable.launch.program import Program
 from elastable.process.exit_codes import ExitCode, error_of
 from elastable.replicas.groups.peer_monitor import own_addresses, this_host
 from elastable.replicas.groups.world import DEADLINE_VARIABLE
@@ -79,6 +78,7 @@ class Launch:
     """One run of a program in several processes.
 
     Args:
+        program: As `program_of` gives it.
         deadline_s: Deadline for all members to start; also the default deadline of their `replica_group()`.
         hosts: mpiexec's `-hosts`; None: this host.
         grace_s: Time for the others to end by themselves once one has failed, or the launch was interrupted.
@@ -88,7 +88,7 @@ class Launch:
     """
 
     def __init__(
-        self, size: int, program: Program, deadline_s: float, hosts: str | None = None, grace_s: float = 5.0
+        self, size: int, program: Sequence[str], deadline_s: float, hosts: str | None = None, grace_s: float = 5.0
     ) -> None:
         self._members = [_Member() for _ in range(size)]
         self._deadline_s, self._grace_s, self._hosts = deadline_s, grace_s, hosts
@@ -102,7 +102,7 @@ class Launch:
         self._killed = False
         self._mpiexec_output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the launch
         self._mpiexec = subprocess.Popen(
-            [*_command(size, hosts), sys.executable, "-m", "elastable.launch.member", *program.words],
+            [*_command(size, hosts), sys.executable, "-m", "elastable.launch.member", *program],
             stdin=subprocess.DEVNULL,
             stdout=self._mpiexec_output,
             stderr=subprocess.STDOUT,

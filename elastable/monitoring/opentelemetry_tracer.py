@@ -14,10 +14,8 @@ from typing import Self, TypeVar
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.common import http as http_exporter
 from opentelemetry.exporter.otlp.proto.grpc import exporter as grpc_exporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as PostingExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -34,9 +32,8 @@ _VERSION = "version"
 _MOST_TRACES, _MOST_SPANS = (1 << 128) - 1, (1 << 64) - 1
 _TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 
-# They draw the pauses between attempts from the random numbers of the program, which may have seeded them.
-for _exporter in (grpc_exporter, http_exporter):
-    setattr(_exporter, "random", random.SystemRandom())  # noqa: B010 - the module's own name of another kind
+# It draws the pauses between attempts from the random numbers of the program, which may have seeded them.
+setattr(grpc_exporter, "random", random.SystemRandom())  # noqa: B010 - the module's own name of another kind
 
 
 class OpenTelemetryTracer:
@@ -61,18 +58,15 @@ class OpenTelemetryTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
-    def exporting(cls, url: str, service: str, timeout_s: float, posting: bool) -> Self:
-        """Exports by OTLP.
+    def exporting(cls, url: str, service: str, timeout_s: float) -> Self:
+        """Exports by OTLP over gRPC.
 
         Args:
             url: Of the collector; http: without TLS.
             service: As of the class.
             timeout_s: Of one export, repeats included, unless the environment says how long that may take.
-            posting: Over HTTP, to a URL with its path; else over gRPC.
         """
         timeout = None if any(os.environ.get(name) for name in _TIMEOUT_VARIABLES) else timeout_s
-        if posting:
-            return cls(PostingExporter(endpoint=url, timeout=timeout), service)
         return cls(OTLPSpanExporter(endpoint=url, insecure=url.startswith("http:"), timeout=timeout), service)
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ import logging
 import re
 import sys
 import time
-from datetime import UTC, datetime
 from typing import TextIO
 
 from elastable.embedding_store.support.extras import needs
@@ -55,14 +54,8 @@ def _json_formatter() -> logging.Formatter:
     with needs("--log-format json", "monitoring"):
         from pythonjsonlogger.json import JsonFormatter
 
-    class Formatter(JsonFormatter):
-        """Its times say of which zone they are, as whoever collects logs of several hosts needs it."""
-
-        def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-            return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-
-    names = {"asctime": "time", "levelname": "level", "name": "logger"}
-    return Formatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names)
+    names = {"levelname": "level", "name": "logger"}
+    return JsonFormatter("%(levelname)s %(name)s %(message)s", rename_fields=names, timestamp="time")
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -307,31 +306,6 @@ class TokenBuffers(RemoteBuffers):
         return RowBlock(np.arange(len(order)), weights, slots, trained=True)
 
 
-class TokenSums(TokenBuffers):
-    """The original exchange: every replica sends a row for every id, zeros where it has none, and they are summed."""
-
-    def lookup(self, batch: GatheredIds) -> Float32:
-        """Sends `4 longest dim (n - 1)` bytes."""
-        group, dim = self.group, self.spec.dim
-        local, mine = own_ids(batch.ids, group.size, group.rank)
-        found = np.zeros((group.size, batch.longest, dim), np.float32)
-        scatter_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
-        # Only one replica has a row: summed as integers, the zeros of others keep its bits, also those of -0.0.
-        rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
-        return rows[: batch.counts[group.rank]]
-
-    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """Sends `4 longest dim (n - 1)` bytes."""
-        group = self.group
-        padded = np.zeros((batch.longest, self.spec.dim), np.float32)
-        padded[: len(gradients)] = gradients
-        parts: list[GradientPart] = []
-        for rank, theirs in enumerate(group.all_gather(padded)):
-            local, places = own_ids(batch.ids_of(rank), group.size, group.rank)
-            parts.append((local, gather_rows(theirs, places), float(scales[rank])))
-        return parts
-
-
 class EncodingBuffers(RemoteBuffers):
     """Some columns of all rows: `ceil(dim / n)` on each replica, fewer or none on the last ones."""
 
@@ -443,19 +417,15 @@ _SEEN_S = 60.0
 class Callbacks(RowExchange):
     """A table of a store that all replicas reach, through one object or one each."""
 
-    def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore | None) -> None:
+    def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore) -> None:
         """Creates the table, unless the store has it already.
-
-        Args:
-            store: The store that all of them reach; None, for one replica alone: a memory store.
 
         Raises:
             SpecConflict: the store has another table of that name.
             StoreFailed: another replica could not create it; names the rank.
         """
         super().__init__(group, spec)
-        self._own = MemoryStore() if store is None else None
-        self._store: EmbeddingStore = self._own or cast(EmbeddingStore, store)
+        self._store = store
         for turn in (True, False):  # rank 0 creates the table before others look for it
             with fail_together(group):
                 if turn is (group.rank == _COMMITS):
@@ -508,8 +478,7 @@ class Callbacks(RowExchange):
                 self._store.put(self.spec.name, [block])
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        """The store is the caller's."""
 
     def _require_version(self, version: int) -> None:
         if not self._store.wait_for_version(version, _SEEN_S):

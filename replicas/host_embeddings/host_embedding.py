@@ -32,7 +32,6 @@ from elastable.replicas.host_embeddings.exchanges import (
     GatheredIds,
     RowExchange,
     TokenBuffers,
-    TokenSums,
     id_dtype,
     require_integers,
 )
@@ -42,7 +41,6 @@ from elastable.worker.rows.store_layer import initializer_spec, seed_of
 _KNOWN = {
     "partition_strategy": ("TOKEN", "ENCODING", "AUTO"),
     "reduction": ("mean", "sum"),
-    "token_exchange": ("rows", "sums"),
 }
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -62,30 +60,22 @@ _CACHE_BYTES = 16e6  # of a replica
 _LINK_BYTES_S = 5e9  # from one replica to the others
 
 
-def bytes_per_step(
-    strategy: str, rows: int, dim: int, replicas: int, lookups: int, token_exchange: str = "rows"
-) -> tuple[int, int]:
+def bytes_per_step(strategy: str, rows: int, dim: int, replicas: int, lookups: int) -> tuple[int, int]:
     """What one replica sends in a lookup and its update, with remote buffers.
 
     With t rows of e columns, n replicas and b ids on each (on the longest, if they differ): `(32 + s b)(n - 1)` for
     ids, where s is 4 up to 2^31 rows and 8 beyond. For rows, and again for gradients: `4 b ceil(e / n)(n - 1)` by
-    encoding; `4 b e (n - 1) / n` by token, if ids are spread evenly over the replicas; `4 b e (n - 1)` by token with
-    `token_exchange="sums"`.
+    encoding; `4 b e (n - 1) / n` by token, if ids are spread evenly over the replicas.
 
     Args:
         strategy: "TOKEN" or "ENCODING".
         rows, dim: Size of the table.
         lookups: Ids of each replica.
-        token_exchange: "rows" or "sums".
 
     Returns:
         Bytes of ids, with their header; bytes of rows, as many as of gradients.
     """
-    columns = float(dim)
-    if strategy == "ENCODING":
-        columns = -(-dim // replicas)
-    elif token_exchange == "rows":
-        columns = dim / replicas
+    columns = -(-dim // replicas) if strategy == "ENCODING" else dim / replicas
     values = round(4 * lookups * columns * (replicas - 1))
     ids = (_HEADER_BYTES + np.dtype(id_dtype(rows)).itemsize * lookups) * (replicas - 1)
     return ids, values
@@ -132,9 +122,7 @@ def create_host_embedding(
     *,
     group: ReplicaGroup | None = None,
     store: EmbeddingStore | None = None,
-    enable_remote_buffer_embedding: bool | None = None,
     reduction: str = "mean",
-    token_exchange: str = "rows",
     seed: int = 0,
     threads: int | None = None,
 ) -> "HostEmbedding":
@@ -149,14 +137,10 @@ def create_host_embedding(
         initializer: A Keras initializer, the name of a kind of `InitializerSpec`, such a spec, or the
             rows `[rows, columns]`. None: uniform from -0.05 to 0.05, as Keras' Embedding.
         group: The replicas. None: all processes that MPI started, or this one alone.
-        store: Keeps the rows; they are exchanged by callbacks. None: the replicas' own memory.
-        enable_remote_buffer_embedding: Named as the option of an `IPUConfig`. True: remote buffers, in the
-            replicas' own memory. False: callbacks, to `store` (one replica alone may leave it out and gets
-            a memory store). None: callbacks if `store` is given, else remote buffers.
+        store: Keeps the rows, and all replicas reach it: they are exchanged by callbacks. None: by remote buffers, in
+            the replicas' own memory.
         reduction: Of the replicas' gradients. "mean": weighted by their batches, so that mean losses of
             the parts become the mean loss of the whole batch. "sum".
-        token_exchange: How rows split by token are exchanged. "rows": each replica sends the rows that it
-            has. "sums": a reduce-scatter of rows and zeros; n times as many bytes, the same bits.
         seed: Seed of the initial values.
         threads: Threads per replica for large lookups and updates; None: one per core. Does not affect results.
 
@@ -166,12 +150,11 @@ def create_host_embedding(
         SpecConflict: the store has another table of that name.
         Unsupported: the initializer cannot be computed row by row.
     """
-    options = {"partition_strategy": partition_strategy, "reduction": reduction, "token_exchange": token_exchange}
+    options = {"partition_strategy": partition_strategy, "reduction": reduction}
     _require_options(name, options, optimizer_spec)
     spec = _table_spec(name, shape, dtype, optimizer_spec, initializer, seed)
     rows = _given_rows(spec, initializer)
     group = _own_group() if group is None else group
-    callbacks = _uses_callbacks(name, group, store, enable_remote_buffer_embedding)
     described = {
         "name": name,
         "shape": [int(length) for length in shape],
@@ -179,14 +162,13 @@ def create_host_embedding(
         "seed": spec.seed,
         **options,
         "initializer": asdict(spec.initializer) if rows is None else hashlib.blake2b(rows.data).hexdigest(),
-        "callbacks": callbacks,
+        "callbacks": store is not None,
         **({"optimizer": None} if optimizer_spec is None else optimizer_spec.described()),
     }
     require_same(group, f"host embedding {name!r}", described)
     strategy = _strategy(partition_strategy, spec, group.size)
-    tokens = TokenBuffers if token_exchange == "rows" else TokenSums
-    kind = tokens if strategy == "TOKEN" else EncodingBuffers
-    exchange: RowExchange = Callbacks(group, spec, store) if callbacks else kind(group, spec, threads)
+    kind = TokenBuffers if strategy == "TOKEN" else EncodingBuffers
+    exchange: RowExchange = kind(group, spec, threads) if store is None else Callbacks(group, spec, store)
     if rows is not None:
         slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
         exchange.replace(RowBlock(np.arange(len(rows)), rows, np.tile(slots, (len(rows), 1))))
@@ -277,19 +259,6 @@ def _bad(name: str, why: str) -> BadSpec:
 def _own_group() -> ReplicaGroup:
     """The group of all processes that MPI started, or of this one alone; the same at every call."""
     return replica_group()
-
-
-def _uses_callbacks(name: str, group: ReplicaGroup, store: EmbeddingStore | None, remote_buffers: bool | None) -> bool:
-    option = f"enable_remote_buffer_embedding={remote_buffers}"
-    if remote_buffers and store is not None:
-        raise _bad(name, f"{option}: rows are in the replicas' own memory then; leave store out, or give False")
-    if remote_buffers is False and store is None and group.size > 1:
-        raise _bad(
-            name,
-            f"{option}: callbacks need a store that all {group.size} replicas reach, such as "
-            "store=et.open_store('grpc://HOST:PORT') of an `elastable serve`, or redis://",
-        )
-    return store is not None if remote_buffers is None else not remote_buffers
 
 
 class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet
 
 from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Float64, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
@@ -19,7 +17,7 @@ from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeG
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
-from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, RankingMetrics, Ranks
+from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, Ranks
 
 
 def query_batches(triples: npt.ArrayLike, sharding: Sharding, side: Side, size: int, worker: int) -> Iterator[Queries]:
@@ -198,18 +196,15 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
 
     Args:
         file: `.npz` with OGB's arrays `head_neg` and `tail_neg`, int `[N, k]`; with `head_type` and `tail_type`, as of
-            ogbl-biokg, ids count within the type. Or `.parquet` with columns `head_candidates` and `tail_candidates`,
-            a list of names for each triple.
+            ogbl-biokg, ids count within the type.
 
     Raises:
-        BadInput: a file that cannot be read, without these arrays or columns, or with unknown names.
+        BadInput: a file that cannot be read, or without these arrays.
         IdOutOfRange: a candidate is not an entity.
     """
-    if file.suffix not in (".npz", ".parquet"):
-        raise BadInput(f"{file}: candidates for each triple are in a file .npz or .parquet")
     try:
-        heads, tails = _ids(file, graph) if file.suffix == ".npz" else _names(file, graph)
-    except (*DAMAGED, pa.ArrowException) as error:
+        heads, tails = _ids(file, graph)
+    except DAMAGED as error:
         raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
     return TripleCandidates.of(heads, tails, len(graph.entities))
 
@@ -242,20 +237,6 @@ def _within_types(found: Array, kinds: Array, graph: KnowledgeGraph) -> Array:
     if (found >= np.array(counts)[codes][:, None]).any():
         raise BadInput("an id is beyond its type's entities")
     return np.where(found < 0, found, found + np.array(first)[codes][:, None])
-
-
-def _names(file: Path, graph: KnowledgeGraph) -> list[Array]:
-    columns = [f"{end}_candidates" for end in _ENDS]
-    table = pyarrow.parquet.read_table(file, columns=columns)
-    lists = []
-    for column in columns:
-        rows: list[list[str] | None] = table[column].to_pylist()
-        ids = [graph.entities.ids_of(list(row or ())) for row in rows]
-        found = np.full((len(rows), max((len(row) for row in ids), default=0)), -1, np.int64)
-        for place, row in enumerate(ids):
-            found[place, : len(row)] = row
-        lists.append(found)
-    return lists
 
 
 _EXACT_VALUES = 1 << 20  # float64 values of pairs scored again at once: 8 MiB
@@ -491,23 +472,23 @@ class Evaluation:
         self._scores, self._among = AllScores(model, pool=pool), among or Candidates()
 
     def metrics(self, triples: Int32, stop: Callable[[], bool] | None = None) -> dict[str, float]:
-        """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `RankingMetrics.result`.
+        """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `QueryRanks.metrics`.
 
         Args:
             triples: The same on every member.
             stop: Asked at every batch, on every member if on any; where one says True, the result is {}.
         """
-        found = RankingMetrics(ties=self._ties)
-        for side, queries, ranks in self._ranked(triples):
-            found.add(side, ranks, queries.mask)
-            if stop is not None and self._model.group.all_reduce(np.array([int(stop())]), "max")[0]:
-                return {}
-        found.sums = self._model.group.all_reduce(found.sums)
-        return found.result()
+        found = self._everyones(triples, stop)
+        return {} if found is None else found.metrics(ties=self._ties)
 
     def ranks(self, triples: Int32) -> QueryRanks:
         """The ranks of the heads and tails of `triples` (int32 `[N, 3]`): those of all workers, on every worker."""
-        parts = [np.empty((0, 4), np.int64)]
+        found = self._everyones(triples, None)
+        assert found is not None
+        return found
+
+    def _everyones(self, triples: Int32, stop: Callable[[], bool] | None) -> QueryRanks | None:
+        group, parts = self._model.group, [np.empty((0, 4), np.int64)]
         for side, queries, ranks in self._ranked(triples):
             columns = [
                 queries.triple,
@@ -516,7 +497,9 @@ class Evaluation:
                 ranks.pessimistic,
             ]
             parts.append(np.stack(columns, axis=1)[queries.mask])
-        everyones = np.concatenate(self._model.group.all_gather_uneven(np.concatenate(parts)))
+            if stop is not None and group.all_reduce(np.array([int(stop())]), "max")[0]:
+                return None
+        everyones = np.concatenate(group.all_gather_uneven(np.concatenate(parts)))
         triple, side_of, optimistic, pessimistic = everyones[np.lexsort((everyones[:, 0], everyones[:, 1]))].T
         return QueryRanks(triple, side_of, Ranks(optimistic, pessimistic))
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, Int32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES
 from elastable.replicas.knowledge_graphs.graph.triple_files import Names
 
 TIES = ("average", "optimistic", "pessimistic")
@@ -102,61 +102,6 @@ class RankCounts:
             np.add.at(self.equal, query, found == true)
 
 
-class RankingMetrics:
-    """Sums over queries, a few numbers for each side.
-
-    Args:
-        hits: The k of each Hits@k.
-        ties: One of `TIES`.
-
-    Raises:
-        BadInput: a k below 1, or unknown ties.
-    """
-
-    def __init__(self, hits: Sequence[int] = (1, 3, 10), ties: str = "average") -> None:
-        if ties not in TIES:
-            raise BadInput(f"ranks {ties!r}: known are {', '.join(TIES)}")
-        if not all(k >= 1 for k in hits):
-            raise BadInput(f"hits at {list(hits)}: k counts from 1")
-        self._hits, self._ties = tuple(hits), ties
-        self.sums = np.zeros((len(SIDES), 3 + len(self._hits)), np.float64)
-
-    sums: npt.NDArray[np.float64]
-    """float64 `[2, 3 + k]`, by side: queries, sum of 1 / rank, sum of ranks, hits at each k. May be replaced by
-    the sum over a group."""
-
-    def add(self, side: Side, ranks: Ranks, mask: Bools | None = None) -> None:
-        """Counts queries.
-
-        Args:
-            ranks: Ranks of their answers, `[q]`.
-            mask: bool `[q]`: False at padding, which does not count.
-        """
-        rank = np.asarray(getattr(ranks, self._ties), np.float64)
-        if mask is not None:
-            rank = rank[mask]
-        at = [float((rank <= k).sum()) for k in self._hits]
-        self.sums[SIDES.index(side)] += [len(rank), float((1 / rank).sum()), float(rank.sum()), *at]
-
-    def result(self) -> dict[str, float]:
-        """The metrics of each side with queries ("tail_mrr", "tail_mean_rank", "tail_hits@10", ...).
-
-        Names without a side ("mrr", ...) are the averages over the sides.
-
-        Raises:
-            BadInput: no query was counted.
-        """
-        sides = [side for side, sums in zip(SIDES, self.sums, strict=True) if sums[0]]
-        if not sides:
-            raise BadInput("ranking metrics of no queries at all")
-        names = ["mrr", "mean_rank", *(f"hits@{k}" for k in self._hits)]
-        of_side = {side: self.sums[SIDES.index(side), 1:] / self.sums[SIDES.index(side), 0] for side in sides}
-        overall = dict(zip(names, np.mean(list(of_side.values()), axis=0).tolist(), strict=True))
-        for side, means in of_side.items():
-            overall |= {f"{side}_{name}": value for name, value in zip(names, means.tolist(), strict=True)}
-        return overall
-
-
 @kernel
 def _count(scores: Float32, true: Float32, counted: Bools, greater: Int64, near: Int64) -> None:
     """`true`: float32 `[2, q]`, the lowest and highest score near the answer's."""
@@ -198,11 +143,32 @@ class QueryRanks:
         return QueryRanks(self.triple[which], self.side[which], ranks)
 
     def metrics(self, hits: Sequence[int] = HITS, ties: str = "average") -> dict[str, float]:
-        """MRR, mean rank and Hits@k, as `RankingMetrics.result`."""
-        found = RankingMetrics(hits, ties)
-        for place, side in enumerate(SIDES):
-            found.add(side, self.ranks, self.side == place)
-        return found.result()
+        """The metrics of each side with queries ("tail_mrr", "tail_mean_rank", "tail_hits@10", ...).
+
+        Names without a side ("mrr", ...) are the averages over the sides.
+
+        Args:
+            hits: The k of each Hits@k.
+            ties: One of `TIES`.
+
+        Raises:
+            BadInput: a k below 1, unknown ties, or no query.
+        """
+        if ties not in TIES:
+            raise BadInput(f"ranks {ties!r}: known are {', '.join(TIES)}")
+        if not all(k >= 1 for k in hits):
+            raise BadInput(f"hits at {list(hits)}: k counts from 1")
+        if not len(self):
+            raise BadInput("ranking metrics of no queries at all")
+        rank = np.asarray(getattr(self.ranks, ties), np.float64)
+        values = np.stack([1 / rank, rank, *(rank <= k for k in hits)])
+        names = ["mrr", "mean_rank", *(f"hits@{k}" for k in hits)]
+        parts = [(side, self.side == place) for place, side in enumerate(SIDES)]
+        means = {side: values[:, mine].mean(axis=1) for side, mine in parts if mine.any()}
+        found = dict(zip(names, np.mean(list(means.values()), axis=0).tolist(), strict=True))
+        for side, of_side in means.items():
+            found |= {f"{side}_{name}": value for name, value in zip(names, of_side.tolist(), strict=True)}
+        return found
 
 
 GROUPINGS = ("relation", "category", "side")

@@ -32,6 +32,38 @@ from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
 
 _TRIPLES = 1 << 14  # scored at once
+_QUERIES = 256  # scored together
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """(head, relation, ?) or (?, relation, tail), by names.
+
+    Raises:
+        BadInput: not exactly one of head and tail.
+    """
+
+    relation: str
+    head: str | None = None
+    tail: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.head is None) == (self.tail is None):
+            given = "neither" if self.head is None else f"head {self.head!r} and tail {self.tail!r}"
+            raise BadInput(f"give a head to query tails, or a tail to query heads; got {given}")
+
+    @property
+    def side(self) -> Side:
+        """The queried end."""
+        return "head" if self.head is None else "tail"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An entity's name, and the score of the triple with it; higher is more plausible."""
+
+    entity: str
+    score: float
 
 
 class TrainedGraph:
@@ -130,58 +162,6 @@ class TrainedGraph:
             )
         return found
 
-
-_QUERIES = 256  # scored together
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """(head, relation, ?) or (?, relation, tail), by names.
-
-    Raises:
-        BadInput: not exactly one of head and tail.
-    """
-
-    relation: str
-    head: str | None = None
-    tail: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.head is None) == (self.tail is None):
-            given = "neither" if self.head is None else f"head {self.head!r} and tail {self.tail!r}"
-            raise BadInput(f"give a head to query tails, or a tail to query heads; got {given}")
-
-    @property
-    def side(self) -> Side:
-        """The queried end."""
-        return "head" if self.head is None else "tail"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An entity's name, and the score of the triple with it; higher is more plausible."""
-
-    entity: str
-    score: float
-
-
-class LinkPredictor:
-    """The best model of a run directory of `elastable kg train`, loaded once. Not for concurrent use.
-
-    Args:
-        run: The run directory, or its model if that is loaded already.
-        source, pool: As of `TrainedGraph`, which they load.
-    """
-
-    def __init__(self, run: Path | TrainedGraph, source: str | None = None, pool: RangePool = SERIAL) -> None:
-        self.trained = run if isinstance(run, TrainedGraph) else TrainedGraph(run, source, pool)
-
-    def answers(
-        self, relation: str, *, head: str | None = None, tail: str | None = None, k: int = 10, new: bool = False
-    ) -> list[Answer]:
-        """The answers to one query; see `answer`."""
-        return self.answer([Query(relation, head, tail)], k=k, new=new)[0]
-
     def answer(
         self, queries: Sequence[Query], *, k: int = 10, new: bool = False, among: Candidates | None = None
     ) -> list[list[Answer]]:
@@ -208,21 +188,19 @@ class LinkPredictor:
         return found
 
     def _ids(self, query: Query) -> tuple[int, int, int]:
-        entities = self.trained.entities
-        head, tail = (-1 if name is None else entities.id_of(name) for name in (query.head, query.tail))
-        return head, self.trained.relations.id_of(query.relation), tail
+        head, tail = (-1 if name is None else self.entities.id_of(name) for name in (query.head, query.tail))
+        return head, self.relations.id_of(query.relation), tail
 
     def _side(self, triples: Int32, side: Side, k: int, new: bool, among: Candidates | None) -> list[list[Answer]]:
-        trained = self.trained
-        asked, of = as_asked(triples, side, len(trained.relations), trained.settings.reciprocal)
-        batches = query_batches(asked, trained.model.sharding, of, min(_QUERIES, len(asked)), 0)
-        known, most = trained.known if new else None, min(k, len(trained.entities))
+        asked, of = as_asked(triples, side, len(self.relations), self.settings.reciprocal)
+        batches = query_batches(asked, self.model.sharding, of, min(_QUERIES, len(asked)), 0)
+        known, most = self.known if new else None, min(k, len(self.entities))
         found: list[list[Answer]] = [[] for _ in triples]
         for queries in batches:
-            best, scores = trained.all_scores.top(queries, most, known, among or Candidates())
+            best, scores = self.all_scores.top(queries, most, known, among or Candidates())
             for place in np.flatnonzero(queries.mask):
                 pairs = zip(best[place].tolist(), scores[place].tolist(), strict=True)
-                answers = [Answer(trained.entities[entity], score) for entity, score in pairs if score > -np.inf]
+                answers = [Answer(self.entities[entity], score) for entity, score in pairs if score > -np.inf]
                 found[int(queries.triple[place])] = answers
         return found
 

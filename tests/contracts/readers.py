@@ -5,7 +5,6 @@ A new reader is a line in `READERS`; one of files is also a `Format`, which is m
 
 import csv
 import io
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.formats.ray_data_reader import RayDataReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.pass_reader import EndlessReader, PartReader, PassReader
+from elastable.worker.readers.pass_reader import PartReader, PassReader
 from elastable.worker.readers.stream_reader import StreamReader
 from tests.untyped import Keyword
 
@@ -79,7 +78,7 @@ def _parquet_seeds() -> list[bytes]:
 
 FORMATS = {
     "parquet": Format(
-        ParquetReader, partial(pq.write_table, row_group_size=4), {"cached_row_groups": 1}, _parquet_seeds,
+        ParquetReader, partial(pq.write_table, row_group_size=4), {}, _parquet_seeds,
         {
             "features": (None, ["id"], ["id", "list"]), "fill_null": (None, {"x": 0}, {"list": 1}),
             "fill_null_list": ({"list": [7]},),
@@ -199,11 +198,6 @@ def _feature(value: Any) -> Any:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=[int(value)]))
 
 
-def _endless(folder: Path, table: Table) -> Reader:
-    records = list(_batches(table, 1))
-    return EndlessReader(itertools.cycle(records), len(records))
-
-
 def _part(folder: Path, table: Table) -> Reader:
     longer = {name: [values[-1], *values, values[0]] for name, values in table.items()}
     whole = NumpyReader(arrays(longer))
@@ -215,7 +209,7 @@ FILES: dict[str, Make] = {
     "parquet files": partial(_parquet, files=2),
     "parquet and dictionaries": partial(_parquet, files=2, coded=True),
     "csv": _csv,
-    "csv files": partial(_csv, files=2, cached_blocks=1),
+    "csv files": partial(_csv, files=2),
     "csv crlf bom": partial(_csv, end="\r\n", encoding="utf-8-sig"),
     "csv latin-1": partial(_csv, encoding="latin-1"),
     "csv gb18030": partial(_csv, encoding="gb18030"),
@@ -229,7 +223,6 @@ LISTS: dict[str, Make] = {
     "stream": lambda folder, table: StreamReader(_batches(table)),
     "pass": lambda folder, table: PassReader(list(_batches(table)), shuffle=False),
     "part": _part,
-    "endless": _endless,
     "parquet": FILES["parquet"],
     "parquet files": FILES["parquet files"],
     "ray": FILES["ray"],

@@ -4,7 +4,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Array, Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, named_parts, records_of
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays, named_parts, records_of
+from elastable.worker.readers.batch.ragged import taken
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.stream_reader import (
     StreamReader,
@@ -22,8 +23,6 @@ from elastable.worker.readers.stream_reader import (
     is_endless,
     is_py_dataset,
 )
-
-_KEPT = 64  # batches of a stream without an end, for micro-batches that are computed again
 
 
 class PartReader(Reader):
@@ -182,7 +181,7 @@ def _require_one_target(batch: Batch) -> None:
 if TYPE_CHECKING:
     import keras
 
-_KEPT = 64  # batches of later passes that are kept, for micro-batches that are computed again
+_KEPT = 64  # batches of a stream that are kept, for micro-batches that are computed again
 _LOOKED_AT = 2  # batches of a PyDataset that Keras reads for their shapes before it starts
 
 
@@ -216,7 +215,10 @@ class PassReader(StreamReader):
         self._first_pass = first_pass
         super().__init__(batches, count=count)
         self.batches = len(self.sizes)
-        self._later = _LaterPasses(passes, len(self.sizes), self.name)
+        later, each = _joined(passes, self.batches, self.name), self.batches
+        self._later = _StreamBatches(
+            later, self.name, lambda number: f"batch {number % each} of pass {number // each + 1}"
+        )
 
     def __len__(self) -> int:
         """The number of records in a pass, as closely as batches of `batch_records` allow."""
@@ -235,12 +237,12 @@ class PassReader(StreamReader):
 
 
 class _Later(Reader):
-    """One pass after the first."""
+    """One pass of a stream after the first: `batches` of it."""
 
-    def __init__(self, whole: PassReader, passes: "_LaterPasses", number: int) -> None:
-        self._whole, self._passes = whole, passes
-        self.batches = len(whole.sizes)
-        self._start = number * self.batches
+    def __init__(self, whole: "PassReader | EndlessReader", stream: "_StreamBatches", number: int) -> None:
+        self._whole, self._stream = whole, stream
+        self.batches = whole.batches
+        self._start = number * int(whole.batches or 0)
 
     def __len__(self) -> int:
         return len(self._whole)
@@ -249,15 +251,18 @@ class _Later(Reader):
         raise BadInput("a stream gives whole batches alone")  # never called, because `batches` is set
 
     def batch(self, number: int) -> Batch:
-        return self._passes.batch(self._start + number)
+        return self._stream.batch(self._start + number)
 
 
-class _LaterPasses:
-    """The batches of all passes after the first, one after another."""
+class _StreamBatches:
+    """The batches of a stream, one after another; the last ones are kept.
 
-    def __init__(self, passes: Iterator[Iterator[object]], batches: int, name: str) -> None:
-        self._of_one, self._name = batches, name
-        self._stream = self._joined(passes)
+    Args:
+        where: Number of a batch -> where it is, for messages.
+    """
+
+    def __init__(self, stream: Iterator[object], name: str, where: Callable[[int], str]) -> None:
+        self._stream, self._name, self._where = stream, name, where
         self._lock = threading.Lock()
         self._next = 0
         self._kept: deque[Batch] = deque(maxlen=_KEPT)
@@ -266,7 +271,7 @@ class _LaterPasses:
         """Batch `number` of the stream; one thread at a time reads on.
 
         Raises:
-            BadInput: a pass ended too early, or the batch is no longer kept.
+            BadInput: the stream ended too early, or the batch is no longer kept.
         """
         with self._lock:
             while self._next <= number:
@@ -282,22 +287,23 @@ class _LaterPasses:
         try:
             return batch_arrays(batch_parts(batch))
         except BadInput as error:
-            epoch, place = divmod(self._next, self._of_one)
-            raise type(error)(f"{self._name}: batch {place} of pass {epoch + 1}: {error}") from error
+            raise type(error)(f"{self._name}: {self._where(self._next)}: {error}") from error
 
-    def _joined(self, passes: Iterator[Iterator[object]]) -> Iterator[object]:
-        for number, one in enumerate(passes, 1):
-            for read in range(self._of_one):
-                batch = next(one, None)
-                if batch is None:
-                    raise BadInput(
-                        f"{self._name}: pass {number}, counted from 0, ended after {read} batches, and the first one "
-                        f"after {self._of_one}: every pass must be as long as the first; wrap the stream in "
-                        "et.StreamReader, which reads it once, or say steps_per_epoch= of a stream that repeats"
-                    )
-                if read == self._of_one - 1:
-                    next(one, None)  # tells the source that it was the last
-                yield batch
+
+def _joined(passes: Iterator[Iterator[object]], batches: int, name: str) -> Iterator[object]:
+    """The batches of passes after the first, which had so many."""
+    for number, one in enumerate(passes, 1):
+        for read in range(batches):
+            batch = next(one, None)
+            if batch is None:
+                raise BadInput(
+                    f"{name}: pass {number}, counted from 0, ended after {read} batches, and the first one after "
+                    f"{batches}: every pass must be as long as the first; wrap the stream in et.StreamReader, which "
+                    "reads it once, or say steps_per_epoch= of a stream that repeats"
+                )
+            if read == batches - 1:
+                next(one, None)  # tells the source that it was the last
+            yield batch
 
 
 def _passes(data: object, count: int | None, shuffle: bool, goes_on: bool) -> Iterator[Iterator[object]]:
@@ -335,7 +341,7 @@ def _of_stream(data: object, count: int | None, once_more: bool) -> Iterator[obj
 class EndlessReader(Reader):
     """A stream without an end as `model.fit` reads it: an epoch is its next `steps_per_epoch` batches.
 
-    Records are trained once each, in the order of the stream; only the last batches are kept.
+    Records are trained once each, in the order and the batches of the stream; only the last batches are kept.
 
     Args:
         batches: A stream, as for `StreamReader`.
@@ -343,81 +349,45 @@ class EndlessReader(Reader):
         first_epoch: The epoch of its first batch.
 
     Attributes:
-        batch_records: Records of every batch.
+        batch_records: Records of the first batch.
 
     Raises:
-        BadInput: not a stream, a stream that ends, batches of different sizes or structures.
+        BadInput: not a stream; later, a stream that ends.
     """
 
     in_order = True
 
     def __init__(self, batches: object, steps_per_epoch: int, first_epoch: int = 0) -> None:
-        self._steps, self._first_epoch, self._name = steps_per_epoch, first_epoch, type(batches).__name__
-        self._lock = threading.Lock()
-        self._stream = batches_of(batches, None, endless=True)
-        self._next = 0  # the number of the stream's next batch
-        self._kept: deque[tuple[int, Batch]] = deque(maxlen=_KEPT)
-        self.batch_records = 0
-        self.batch_records = self._records(self._batch(0), 0)
+        name = type(batches).__name__
+        self.batches, self._first_epoch = steps_per_epoch, first_epoch
+        stream = _without_end(batches_of(batches, None, endless=True), name)
+        self._stream = _StreamBatches(stream, name, "batch {}".format)
+        self._first = self._stream.batch(0)
+        self.batch_records = records_of(named_parts(self._first), f"{name}: batch 0")
 
     def __len__(self) -> int:
-        return self._steps * self.batch_records
+        """The number of records in an epoch, if all batches are as large as the first."""
+        return int(self.batches or 0) * self.batch_records
 
     def of_pass(self, number: int) -> Reader:
         """The records of epoch `number`."""
-        return _Pass(self, max(0, number - self._first_epoch))
+        return _Later(self, self._stream, max(0, number - self._first_epoch))
+
+    def batch(self, number: int) -> Batch:
+        return self._stream.batch(number)
 
     def take(self, indices: Int64) -> Batch:
-        return self.take_from(0, indices)
-
-    def take_from(self, first: int, indices: Int64) -> Batch:
-        """Records `first + indices` of the stream; one thread at a time reads on."""
-        numbers, places = np.divmod(checked_indices(indices, len(self), self._name) + first, self.batch_records)
-        with self._lock:
-            return cast("Batch", gathered(numbers, places, self._batch, empty=first // self.batch_records))
-
-    def _batch(self, number: int) -> Batch:
-        if self._kept and number < self._kept[0][0]:
-            raise BadInput(
-                f"{self._name}: batch {number} of the stream is asked for again, and only the last {_KEPT} are kept"
-            )
-        while self._next <= number:
-            self._kept.append((self._next, self._read()))
-            self._next += 1
-        return next(batch for at, batch in self._kept if at == number)
-
-    def _read(self) -> Batch:
-        try:
-            batch = next(self._stream)
-        except StopIteration:
-            raise BadInput(
-                f"{self._name}: the stream ended before its batch {self._next}; epochs x steps_per_epoch asks for "
-                "more: repeat it (tf.data: .repeat()), or ask for fewer"
-            ) from None
-        try:
-            parts = batch_arrays(batch_parts(batch))
-        except BadInput as error:
-            raise type(error)(f"{self._name}: batch {self._next}: {error}") from error
-        found = self._records(parts, self._next)
-        if found != self.batch_records and self.batch_records:
-            raise BadInput(
-                f"{self._name}: batch {self._next} holds {found} records, and the first {self.batch_records}: a stream "
-                "without an end needs batches of one size (tf.data: .repeat() before .batch(), or drop_remainder=True)"
-            )
-        return parts
-
-    def _records(self, parts: Batch, number: int) -> int:
-        return records_of(named_parts(parts), f"{self._name}: batch {number}")
+        """Records of the first batch, which show what the others are like."""
+        rows = checked_indices(indices, self.batch_records, "the first batch")
+        return tuple(map_arrays(lambda array: taken(array, rows), part) for part in self._first)
 
 
-class _Pass(Reader):
-    """The records of one epoch of a stream."""
-
-    def __init__(self, stream: EndlessReader, number: int) -> None:
-        self._stream, self._first = stream, number * len(stream)
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def take(self, indices: Int64) -> Batch:
-        return self._stream.take_from(self._first, indices)
+def _without_end(stream: Iterator[object], name: str) -> Iterator[object]:
+    read = 0
+    for batch in stream:
+        yield batch
+        read += 1
+    raise BadInput(
+        f"{name}: the stream ended before its batch {read}; epochs x steps_per_epoch asks for more: repeat it "
+        "(tf.data: .repeat()), or ask for fewer"
+    )

@@ -1,10 +1,10 @@
 """A knowledge graph: how the user names it, its triples with names and ids, reading and writing it."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
@@ -16,7 +16,6 @@ from elastable.replicas.knowledge_graphs.graph.triple_files import (
     TABLE_ENDINGS,
     Names,
     inverse_names,
-    line_of,
     numbered,
     read_columns,
     read_entity_types,
@@ -53,7 +52,7 @@ class GraphSource:
 
     place: str
     kind: str = ""
-    columns: tuple[str, str, str] = COLUMNS
+    columns: tuple[str, ...] = COLUMNS
     header: str = "auto"
 
     @classmethod
@@ -75,23 +74,12 @@ class GraphSource:
         named = dict(parse_qsl(query, keep_blank_values=True))
         if set(named) - {*COLUMNS, _HEADER} or not all(named.values()) or (query and not named):
             raise BadInput(f"{said}: name columns as FOLDER?head=A&relation=B&tail=C&header=yes; got {query!r}")
-        head, relation, tail = (named.get(each, each) for each in COLUMNS)
-        found = cls(rest if known else place, kind if known else "", (head, relation, tail))
-        return found.with_header(named.get(_HEADER, "auto"))
-
-    def with_header(self, header: str) -> Self:
-        """The same graph, whose files are said to have a header ("yes"), to have none ("no"), or neither ("auto").
-
-        Raises:
-            BadInput: another word, or a graph in a format without headers.
-        """
+        columns, header = tuple(named.get(each, each) for each in COLUMNS), named.get(_HEADER, "auto")
         if header not in HEADERS:
-            raise BadInput(f"header {header!r}: known are {', '.join(HEADERS)}")
-        if header != "auto" and self.kind:
-            raise BadInput(f"{self}: files of {self.kind} have no header to choose")
-        if header == "no" and self.columns != COLUMNS:
-            raise BadInput(f"{self}: columns are named by a header; leave out their names, or header=no")
-        return replace(self, header=header)
+            raise BadInput(f"{said}: header {header!r}: known are {', '.join(HEADERS)}")
+        if header == "no" and columns != COLUMNS:
+            raise BadInput(f"{said}: columns are named by a header; leave out their names, or header=no")
+        return cls(rest if known else place, kind if known else "", columns, header)
 
     def absolute(self) -> Self:
         """The same graph, to be found from any working directory."""
@@ -103,8 +91,6 @@ class GraphSource:
         query |= {} if self.header == "auto" else {_HEADER: self.header}
         return f"{said}?{urlencode(query)}" if query else said
 
-
-Unseen = Literal["keep", "drop", "refuse"]
 
 SPLITS = ("train", "valid", "test")
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz", *TABLE_ENDINGS)
@@ -122,7 +108,7 @@ class KnowledgeGraph:
         valid: int32 `[N, 3]`, for early stopping; may be empty.
         test: int32 `[N, 3]`, for the reported metrics; may be empty.
         unseen: Number of triples of "valid" and "test" with an entity or relation that
-            no training triple has, kept or dropped by `load_graph`.
+            no training triple has: these have an embedding that is never trained.
         entity_types: int32 `[E]`; None if the graph has no types.
         types: Their names; None if the graph has no types.
         further_types: int32 `[K, 2]`: entity and type, for entities of several types: those besides `entity_types`.
@@ -173,8 +159,8 @@ class KnowledgeGraph:
         return np.union1d(found, self.further_types[self.further_types[:, 1] == kind, 0]).astype(np.int64)
 
 
-def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> KnowledgeGraph:
-    """Reads a graph.
+def load_graph(source: str | os.PathLike[str]) -> KnowledgeGraph:
+    """Reads a graph. Entities and relations that no training triple has get ids, too, and their triples count.
 
     Args:
         source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`; either may end in `.gz`):
@@ -183,22 +169,16 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
             entity of several types. Files may end in `.csv`, `.csv.gz` or `.parquet`, with columns head,
             relation and tail, or those of `FOLDER?head=A&relation=B&tail=C`. `FOLDER?header=yes` or `header=no` says
             whether text and CSV files begin with a header. Or `ogb:FOLDER`: `read_ogb`.
-        unseen: How to treat validation and test triples with an entity or relation that
-            no training triple has. "keep": it gets an id and an embedding that is never
-            trained, and the triple counts, as in LibKGE; "drop"; or "refuse".
 
     Raises:
-        BadInput: no such graph, a malformed line (named by file and number), no
-            training triple, two files of one split, or an unseen name with "refuse".
+        BadInput: no such graph, a malformed line (named by file and number), no training triple, or two files of one
+            split.
     """
-    if unseen not in get_args(Unseen):
-        raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
     asked = GraphSource.parse(source)
-    return _of_ids(Path(asked.place), unseen) if asked.kind else _of_names(Path(asked.place), asked, unseen)
+    return _of_ids(Path(asked.place)) if asked.kind else _of_names(Path(asked.place), asked)
 
 
-def _of_ids(folder: Path, unseen: Unseen) -> KnowledgeGraph:
-    name = folder.resolve().name
+def _of_ids(folder: Path) -> KnowledgeGraph:
     given, entities, relations, entity_types, types = read_ogb(folder)
     triples = dict[str, Int32]()
     for split, ids in given.items():
@@ -206,14 +186,13 @@ def _of_ids(folder: Path, unseen: Unseen) -> KnowledgeGraph:
             triples[split] = checked_triples(ids, len(entities), len(relations))
         except (BadInput, IdOutOfRange) as error:
             raise BadInput(f"{folder / split}.npz, {error}") from error
-    counts = _take_out_unseen(
-        triples, entities, relations, unseen, lambda split, record: f"{name}, {split} triple {record} (from 0)"
-    )
+    counts = _count_unseen(triples, len(entities), len(relations))
     train, valid, test = (triples[split] for split in SPLITS)
+    name = folder.resolve().name
     return KnowledgeGraph(name, entities, relations, train, valid, test, counts, entity_types, types)
 
 
-def _of_names(folder: Path, asked: GraphSource, unseen: Unseen) -> KnowledgeGraph:
+def _of_names(folder: Path, asked: GraphSource) -> KnowledgeGraph:
     import pyarrow as pa
 
     if not folder.is_dir():
@@ -232,13 +211,6 @@ def _of_names(folder: Path, asked: GraphSource, unseen: Unseen) -> KnowledgeGrap
     lengths = [len(found[split][0]) if split in found else 0 for split in SPLITS]
     triples = dict(zip(SPLITS, np.split(every, np.cumsum(lengths)[:-1]), strict=True))
 
-    def place(split: str, record: int) -> str:
-        return f"{files[split]}, {_record(files[split], record + (split in headers))}"
-
-    counts = _take_out_unseen(triples, entities, relations, unseen, place)
-    if unseen == "drop":  # ids are in order of first occurrence
-        del entities[1 + int(triples["train"][:, [0, 2]].max()) :]
-        del relations[1 + int(triples["train"][:, 1].max()) :]
     names = Names(entities)
     types, entity_types, further_types = read_entity_types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
@@ -246,7 +218,7 @@ def _of_names(folder: Path, asked: GraphSource, unseen: Unseen) -> KnowledgeGrap
         entities=names,
         relations=Names(relations, "relation"),
         **triples,
-        unseen=counts,
+        unseen=_count_unseen(triples, len(entities), len(relations)),
         entity_types=entity_types,
         types=types,
         further_types=further_types,
@@ -254,36 +226,14 @@ def _of_names(folder: Path, asked: GraphSource, unseen: Unseen) -> KnowledgeGrap
     )
 
 
-def _take_out_unseen(
-    triples: dict[str, Int32],
-    entities: Sequence[str],
-    relations: Sequence[str],
-    unseen: Unseen,
-    place: Callable[[str, int], str],
-) -> dict[str, int]:
-    """How many triples of each other split have a name that no training triple has; drops them, or refuses the first.
-
-    `place` says where a split's triple is.
-    """
-    entity, relation = np.zeros(len(entities), np.bool_), np.zeros(len(relations), np.bool_)
+def _count_unseen(triples: Mapping[str, Int32], entities: int, relations: int) -> dict[str, int]:
+    """How many triples of each other split have an entity or relation that no training triple has."""
+    entity, relation = np.zeros(entities, np.bool_), np.zeros(relations, np.bool_)
     entity[triples["train"][:, [0, 2]]] = relation[triples["train"][:, 1]] = True
-    columns = ("entity", entity, entities), ("relation", relation, relations), ("entity", entity, entities)
-    counts = {}
-    for split in SPLITS[1:]:
-        found = triples[split]
-        strange = np.stack([~trained[found[:, column]] for column, (_, trained, _) in enumerate(columns)], axis=1)
-        some = strange.any(axis=1)
-        counts[split] = int(some.sum())
-        if counts[split] and unseen == "refuse":
-            record = int(np.argmax(some))
-            column = int(np.argmax(strange[record]))
-            what, _, names = columns[column]
-            raise BadInput(
-                f"{place(split, record)}: no training triple has {what} {names[found[record, column]]!r}; "
-                "such triples can be kept (unseen='keep') or dropped (unseen='drop')"
-            )
-        triples[split] = found[~some] if unseen == "drop" else found
-    return counts
+    return {
+        split: int((~(entity[found[:, [0, 2]]].all(axis=1) & relation[found[:, 1]])).sum())
+        for split, found in ((split, triples[split]) for split in SPLITS[1:])
+    }
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -308,13 +258,6 @@ def _read(file: Path, asked: GraphSource) -> tuple["pa.Table", bool]:
     else:
         table, header = without_header(file, read_columns(file), asked.header)
     return table.rename_columns(COLUMNS), header
-
-
-def _record(file: Path, record: int) -> str:
-    """Where a file's record `record` (from 0) is."""
-    if file.name.endswith(TABLE_ENDINGS):
-        return f"row {record} (from 0)"
-    return f"line {line_of(file, record)}"
 
 
 def save_graph(graph: KnowledgeGraph, folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import signal
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -22,7 +23,7 @@ from elastable.output.run_directory import RunDirectory
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints, RunProgress
 from elastable.replicas.knowledge_graphs.graph_settings import TrainSettings, default_settings, settings_of
 from elastable.replicas.knowledge_graphs.scores.functions import SCORES
-from elastable.replicas.knowledge_graphs.trained_graph import LinkPredictor
+from elastable.replicas.knowledge_graphs.trained_graph import Query, TrainedGraph
 from tests.elastable.commands.kg_runs import elastable as succeeding
 from tests.elastable.processes import elastable, succeeded, wait_until
 from tests.master.checkpoints.jobs import flip
@@ -69,15 +70,15 @@ def test_a_run_leaves_its_report(run: Path) -> None:
 
 
 def test_questions_are_answered_by_names(run: Path) -> None:
-    model = LinkPredictor(run)
-    tails = model.answers("next", head="city-4", k=3)
+    model, after, before = TrainedGraph(run), Query("next", head="city-4"), Query("next", tail="city-4")
+    (tails,) = model.answer([after], k=3)
     assert tails[0].entity == "city-5"
     assert tails[0].score > tails[1].score > tails[2].score
-    assert model.answers("next", tail="city-4", k=1)[0].entity == "city-3"
-    new = model.answers("next", head="city-4", k=CITIES, new=True)
+    assert model.answer([before], k=1)[0][0].entity == "city-3"
+    (new,) = model.answer([after], k=CITIES, new=True)
     assert len(new) == CITIES - 1
     assert "city-5" not in [answer.entity for answer in new]
-    assert len(model.answers("next", head="city-4", k=100)) == CITIES  # all there are
+    assert len(model.answer([after], k=100)[0]) == CITIES  # all there are
     output = kg("predict", run, "--head", "city-4", "--relation", "next", "--json")
     assert json.loads(output)[0] == {"entity": "city-5", "score": pytest.approx(tails[0].score)}
     table = kg("predict", run, "--tail", "city-4", "--relation", "next", "-k", "2")
@@ -86,23 +87,26 @@ def test_questions_are_answered_by_names(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("ask", "message"),
     [
-        ({"relation": "next", "head": "citi-4"}, "city-4"),
-        ({"relation": "nest", "head": "city-4"}, "next"),
-        ({"relation": "next"}, "neither"),
-        ({"relation": "next", "head": "city-1", "tail": "city-2"}, "head 'city-1' and tail 'city-2'"),
-        ({"relation": "next", "head": "city-1", "k": 0}, "ask for at least 1"),
+        (lambda model: model.answer([Query("next", head="citi-4")]), "city-4"),
+        (lambda model: model.answer([Query("nest", head="city-4")]), "next"),
+        (lambda model: Query("next"), "neither"),
+        (lambda model: Query("next", head="city-1", tail="city-2"), "head 'city-1' and tail 'city-2'"),
+        (lambda model: model.answer([Query("next", head="city-1")], k=0), "ask for at least 1"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_name(run: Path, asked: dict[str, str], message: str) -> None:
+def test_what_cannot_be_answered_is_refused_by_name(
+    run: Path, ask: Callable[[TrainedGraph], object], message: str
+) -> None:
+    model = TrainedGraph(run)
     with pytest.raises(BadInput, match=message):
-        LinkPredictor(run).answers(**asked)  # type: ignore[arg-type]
+        ask(model)
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not a run directory"):
-        LinkPredictor(tmp_path)
+        TrainedGraph(tmp_path)
 
 
 def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_progress_within_an_epoch_says_loss_speed_and_time_left(tmp_path: Path) 
     progress.close()
     directory.close()
     lines = shown.getvalue().splitlines()
-    assert lines[0] == "epoch 1/3  20%  loss 2.5000  5 triples/s  3 min left in the epoch, at most 9 min in all"
+    assert lines[0] == "epoch 1/3  20%  loss 2.5000  5 triples/s  0:02:40 left in the epoch, at most 0:09:20 in all"
     assert lines[-1] == "epoch 1/3  loss 2.5000  5 triples/s"
     assert len(lines) == 6
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["kind"] == "epoch"

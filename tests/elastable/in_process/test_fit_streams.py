@@ -37,10 +37,16 @@ class Endless(keras.utils.PyDataset):
         return X[part], Y[part]
 
 
-STREAMS = {"repeat": lambda: dataset().repeat(), "generator": forever, "unknown": unknown, "PyDataset": Endless}
+STREAMS = {
+    "repeat": lambda: dataset().repeat(),
+    "sizes": lambda: dataset(size=25).repeat(),  # the last batch of a round is smaller
+    "generator": forever,
+    "unknown": unknown,
+    "PyDataset": Endless,
+}
 
 
-@pytest.mark.parametrize(("kind", "begin"), [("repeat", 0), ("unknown", 1), ("PyDataset", 0)])
+@pytest.mark.parametrize(("kind", "begin"), [("repeat", 0), ("sizes", 0), ("unknown", 1), ("PyDataset", 0)])
 def test_a_stream_without_an_end_has_the_numbers_of_keras(kind: str, begin: int) -> None:
     def fit(model: keras.Model) -> keras.callbacks.History:
         return model.fit(

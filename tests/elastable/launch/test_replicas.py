@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.launch.program import Program
+from elastable.launch.program import program_of
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.launch.host_embedding_program import BATCH, DIM, RATE, ROWS, X, Y, model_of
 from tests.elastable.processes import elastable, is_running, run_elastable, succeeded, wait_until
@@ -138,12 +138,13 @@ def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
 )
 def test_what_is_no_program_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        Program.of(words)
+        program_of(words)
 
 
-@pytest.mark.parametrize("words", [["-m", "json.tool", "-n"], [__file__, "--help"], ["elastable", "kg", "train"]])
+@pytest.mark.parametrize("words", [["-m", "json.tool", "-n"], [__file__, "--help"], ["-m", "elastable", "kg", "train"]])
 def test_a_program_is_the_words_that_name_it(words: list[str]) -> None:
-    assert Program.of(words).words == words
+    assert program_of(words) == words
+    assert program_of(["elastable", "kg"]) == ["-m", "elastable", "kg"]
 
 
 def test_without_replicas_a_program_is_a_group_of_one(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
-"""OTLP collectors in the process of a test: over gRPC, and over HTTP."""
+"""An OTLP collector in the process of a test."""
 
 import threading
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -30,15 +28,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._lock = threading.Lock()
         self._spans: list[ExportedSpan] = []
         self.url = ""
-        self.paths = set[str]()
 
     def Export(  # noqa: N802 - as the service calls it
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        self.keep(request)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def keep(self, request: trace_service_pb2.ExportTraceServiceRequest) -> None:
         for of_process in request.resource_spans:
             said = {each.key: each.value.string_value for each in of_process.resource.attributes}
             for scope in of_process.scope_spans:
@@ -58,6 +51,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 ]
                 with self._lock:
                     self._spans += found
+        return trace_service_pb2.ExportTraceServiceResponse()
 
     def spans(self) -> list[ExportedSpan]:
         with self._lock:
@@ -76,33 +70,3 @@ def collecting() -> Iterator[Collector]:
         yield collector
     finally:
         server.stop(None).wait(60)
-
-
-@contextmanager
-def collecting_posts() -> Iterator[Collector]:
-    """A collector to which spans are posted while the block runs; its `paths` are where."""
-    collector = Collector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = zlib.decompress(body, wbits=31)
-            collector.paths.add(self.path)
-            collector.keep(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector.url = f"http://127.0.0.1:{server.server_address[1]}"
-        serving = threading.Thread(target=server.serve_forever, daemon=True)
-        serving.start()
-        try:
-            yield collector
-        finally:
-            server.shutdown()
-            serving.join(60)

@@ -152,12 +152,12 @@ def test_learning_rates_follow_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("remote_buffers", [True, False])
-def test_rows_come_back_in_the_tables_dtype(dtype: str, remote_buffers: bool) -> None:
+@pytest.mark.parametrize("called_back", [False, True])
+def test_rows_come_back_in_the_tables_dtype(dtype: str, called_back: bool) -> None:
     number = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     given = np.arange(6, dtype=np.float32).reshape(3, 2) / 3
     spec = HostEmbeddingOptimizerSpec(0.5)
-    table = create_host_table("t", (3, 2), dtype, "TOKEN", spec, given, enable_remote_buffer_embedding=remote_buffers)
+    table = create_host_table("t", (3, 2), dtype, "TOKEN", spec, given, store=MemoryStore() if called_back else None)
     with table.register():
         rows = table.lookup([[1, 2]])
         assert (rows.dtype, rows.shape) == (number, (1, 2, 2))
@@ -172,12 +172,10 @@ def test_rows_come_back_in_the_tables_dtype(dtype: str, remote_buffers: bool) ->
     table.close()
 
 
-def test_callbacks_and_remote_buffers_by_name() -> None:
-    """The name of the option of TensorFlow's IPUConfig."""
-
-    def trained(**arguments: object) -> tuple[object, Array]:
+def test_a_store_is_called_back_and_without_one_rows_are_in_the_replicas_own_memory() -> None:
+    def trained(store: MemoryStore | None) -> tuple[object, Array]:
         table = create_host_table(
-            "t", (5, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "adam"), seed=3, **arguments
+            "t", (5, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "adam"), seed=3, store=store
         )
         with table.register():
             for step in range(3):
@@ -185,29 +183,9 @@ def test_callbacks_and_remote_buffers_by_name() -> None:
                 table.update(batch, np.ones_like(rows))
         return table._exchange.__class__, table.whole()
 
-    ways = {
-        name: trained(**arguments)  # type: ignore[arg-type]
-        for name, arguments in {
-            "default": {},
-            "buffers": {"enable_remote_buffer_embedding": True},
-            "alone": {"enable_remote_buffer_embedding": False},
-            "store": {"enable_remote_buffer_embedding": False, "store": MemoryStore()},
-            "store alone": {"store": MemoryStore()},
-        }.items()
-    }
-    assert [kind for kind, _ in ways.values()] == [TokenBuffers, TokenBuffers, Callbacks, Callbacks, Callbacks]
-    for _, table in ways.values():
-        np.testing.assert_array_equal(table, ways["default"][1])
-    with pytest.raises(
-        BadSpec, match=r"enable_remote_buffer_embedding=True: rows are .* leave store out, or give False"
-    ):
-        trained(enable_remote_buffer_embedding=True, store=MemoryStore())
-
-    def without_a_store(group: ReplicaGroup) -> None:
-        with pytest.raises(BadSpec, match=r"callbacks need a store that all 2 replicas reach, such as store="):
-            create_host_table("t", (5, 3), group=group, enable_remote_buffer_embedding=False)
-
-    run_threads(2, without_a_store)
+    (own, rows), (called, same) = trained(None), trained(MemoryStore())
+    assert (own, called) == (TokenBuffers, Callbacks)
+    np.testing.assert_array_equal(rows, same)
 
 
 def test_initial_rows_are_the_initializers() -> None:
@@ -301,10 +279,9 @@ def test_a_bad_state_of_one_replica_is_raised_on_all() -> None:
 
 
 WAYS: dict[str, Way] = {
-    "token buffers": lambda: {"partition_strategy": "TOKEN", "enable_remote_buffer_embedding": True},
-    "token sums": lambda: {"partition_strategy": "TOKEN", "token_exchange": "sums"},
+    "token buffers": lambda: {"partition_strategy": "TOKEN"},
     "encoding buffers": lambda: {"partition_strategy": "ENCODING"},
-    "callbacks to memory": lambda: {"store": MemoryStore(), "enable_remote_buffer_embedding": False},
+    "callbacks to memory": lambda: {"store": MemoryStore()},
 }
 
 
@@ -463,18 +440,16 @@ def test_a_failed_write_is_raised_on_every_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-@pytest.mark.parametrize(("strategy", "exchange"), [("TOKEN", "rows"), ("TOKEN", "sums"), ("ENCODING", "rows")])
+@pytest.mark.parametrize("strategy", ["TOKEN", "ENCODING"])
 @pytest.mark.parametrize(("dim", "lookups"), [(8, 24), (5, 12), (1, 36)])
-def test_bytes_are_those_that_are_sent(replicas: int, strategy: str, exchange: str, dim: int, lookups: int) -> None:
+def test_bytes_are_those_that_are_sent(replicas: int, strategy: str, dim: int, lookups: int) -> None:
     def work(group: ReplicaGroup) -> tuple[int, int]:
-        table = create_host_table(
-            "t", (60, dim), np.float32, strategy, HostEmbeddingOptimizerSpec(0.1), group=group, token_exchange=exchange
-        )
+        table = create_host_table("t", (60, dim), np.float32, strategy, HostEmbeddingOptimizerSpec(0.1), group=group)
         with table.register():
             begin = group.bytes_sent
             rows, batch = table.lookup_with_ids(np.arange(lookups))  # spread evenly over the replicas
             table.update(batch, rows)
-            ids, values = bytes_per_step(strategy, 60, dim, replicas, lookups, exchange)
+            ids, values = bytes_per_step(strategy, 60, dim, replicas, lookups)
             return group.bytes_sent - begin, ids + 2 * values
 
     for sent, reckoned in run_threads(replicas, work):
@@ -483,7 +458,6 @@ def test_bytes_are_those_that_are_sent(replicas: int, strategy: str, exchange: s
 
 def test_bytes_by_hand() -> None:
     assert bytes_per_step("TOKEN", 1000, 8, 4, 100) == (3 * 432, 3 * 800)
-    assert bytes_per_step("TOKEN", 1000, 8, 4, 100, "sums") == (3 * 432, 3 * 3200)
     assert bytes_per_step("ENCODING", 1000, 9, 4, 100) == (3 * 432, 3 * 1200)
     assert bytes_per_step("ENCODING", 2**31 + 1, 9, 4, 100)[0] == 3 * 832
 

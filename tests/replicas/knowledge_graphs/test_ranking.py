@@ -16,8 +16,8 @@ from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding
 from elastable.replicas.knowledge_graphs.ranking import (
     CATEGORIES,
+    QueryRanks,
     RankCounts,
-    RankingMetrics,
     Ranks,
     best_threshold,
     choose_thresholds,
@@ -39,27 +39,26 @@ def add(counts: RankCounts, scores: Array, counted: Array | None = None) -> None
     counts.add(scores, every, lambda query, column: scores[query, column].astype(np.float64))
 
 
+def queries(tails: int, heads: int, optimistic: list[int], pessimistic: list[int]) -> QueryRanks:
+    """Ranks of tail queries, then of head queries."""
+    side = np.repeat([SIDES.index("tail"), SIDES.index("head")], [tails, heads])
+    return QueryRanks(np.arange(tails + heads), side, Ranks(np.array(optimistic), np.array(pessimistic)))
+
+
 def test_metrics_by_hand() -> None:
-    """Tail queries rank 1, 4 and 2.5 (and one is padding), head queries 3 and 12."""
-    metrics = RankingMetrics(hits=(1, 3, 10))
-    tail = Ranks(np.array([1, 2, 2, 1]), np.array([1, 6, 3, 1]))
-    metrics.add("tail", tail, np.array([True, True, True, False]))
-    result = metrics.result()
+    """Tail queries rank 1, 4 and 2.5, head queries 3 and 12."""
+    tail, both = queries(3, 0, [1, 2, 2], [1, 6, 3]), queries(3, 2, [1, 2, 2, 3, 12], [1, 6, 3, 3, 12])
+    result = tail.metrics((1, 3, 10))
     assert result["tail_mrr"] == pytest.approx((1 + 1 / 4 + 1 / 2.5) / 3)
     assert result["mrr"] == result["tail_mrr"]
     assert result["tail_mean_rank"] == pytest.approx(2.5)
     assert (result["tail_hits@1"], result["tail_hits@3"], result["tail_hits@10"]) == pytest.approx((1 / 3, 2 / 3, 1))
-    head = Ranks(np.array([3, 12]), np.array([3, 12]))
-    metrics.add("head", head)
-    result = metrics.result()
+    result = both.metrics((1, 3, 10))
     assert result["head_mrr"] == pytest.approx((1 / 3 + 1 / 12) / 2)
     assert result["mrr"] == pytest.approx((result["head_mrr"] + result["tail_mrr"]) / 2)
     assert result["hits@10"] == pytest.approx((1 / 2 + 1) / 2)
-    optimistic, pessimistic = RankingMetrics(ties="optimistic"), RankingMetrics(ties="pessimistic")
-    for other in (optimistic, pessimistic):
-        other.add("tail", tail)
-    assert optimistic.result()["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 2 + 1) / 4)
-    assert pessimistic.result()["mrr"] == pytest.approx((1 + 1 / 6 + 1 / 3 + 1) / 4)
+    assert tail.metrics(ties="optimistic")["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 2) / 3)
+    assert tail.metrics(ties="pessimistic")["mrr"] == pytest.approx((1 + 1 / 6 + 1 / 3) / 3)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 7), st.integers(1, 30), st.integers(1, 9))
@@ -156,9 +155,9 @@ def test_known_answers_of_a_hub_are_cut_to_the_window(monkeypatch: pytest.Monkey
         (lambda: counter(np.zeros((2, 2))), r"true scores must be \[q\]"),
         (lambda: RankCounts(np.zeros(2), np.array([0.0, -1.0])), "none below 0"),
         (lambda: add(counter(np.zeros(2)), np.zeros((3, 4))), r"must be \[2, c\]"),
-        (lambda: RankingMetrics(ties="mean"), "known are average"),
-        (lambda: RankingMetrics(hits=(0,)), "k counts from 1"),
-        (lambda: RankingMetrics().result(), "no queries at all"),
+        (lambda: queries(1, 0, [1], [1]).metrics(ties="mean"), "known are average"),
+        (lambda: queries(1, 0, [1], [1]).metrics(hits=(0,)), "k counts from 1"),
+        (lambda: queries(0, 0, [], []).metrics(), "no queries at all"),
         (lambda: add(counter(np.zeros(2)), np.zeros((2, 4)), np.ones((2, 3), np.bool_)), r"and \[2, 3\]"),
         (lambda: next(query_batches(TRIPLES, typed_sharding(), "both", 4, 0)), "not for 'both'"),  # type: ignore[arg-type]
         (lambda: next(query_batches(TRIPLES, typed_sharding(), "tail", 0, 0)), "at least 1 query"),

@@ -208,25 +208,19 @@ def forever(start: int = 0) -> Iterator[object]:
     yield from map(batch, itertools.count(start))
 
 
-def numbers(reader: EndlessReader, of_pass: int, rows: list[int]) -> list[float]:
-    taken: list[float] = reader.of_pass(of_pass).take(np.array(rows, np.int64))[0].tolist()
-    return taken
-
-
 def counting(start: int = 0) -> Iterator[object]:
     return (np.arange(SIZE) + SIZE * number for number in itertools.count(start))
 
 
 def test_passes_follow_one_another() -> None:
     reader = EndlessReader(counting(), 3)
-    assert (len(reader), reader.batch_records, reader.in_order) == (12, SIZE, True)
-    assert numbers(reader, 0, [5, 0, 11, 5]) == [5, 0, 11, 5]
-    assert reader.take(np.array([5]))[0].tolist() == [5]  # of the first pass
-    assert numbers(reader, 1, [0, 11]) == [12, 23]
-    assert numbers(reader, 7, [3]) == [87]
-    assert numbers(reader, 7, []) == []
-    with pytest.raises(BadInput, match="record index 12 at position 0"):
-        numbers(reader, 0, [12])
+    assert (len(reader), reader.batches, reader.batch_records, reader.in_order) == (12, 3, SIZE, True)
+    assert reader.take(np.array([3, 0]))[0].tolist() == [3, 0]  # of the first batch
+    assert reader.of_pass(0).batch(2)[0].tolist() == [8, 9, 10, 11]
+    assert reader.of_pass(1).batch(0)[0].tolist() == [12, 13, 14, 15]
+    assert reader.of_pass(7).batch(2)[0].tolist() == [92, 93, 94, 95]
+    with pytest.raises(BadInput, match="record index 4 at position 0"):
+        reader.take(np.array([4]))
 
 
 def test_only_the_last_batches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,18 +236,17 @@ def test_only_the_last_batches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
     reader = EndlessReader(stream(), 10)
     for number in range(20):
-        assert numbers(reader, number, [39]) == [40 * number + 39]
+        assert reader.of_pass(number).batch(9)[0].tolist() == [40 * number + 36 + each for each in range(SIZE)]
     assert len(made) == 200
-    assert sum(array() is not None for array in made) <= 4
-    assert numbers(reader, 19, [30]) == [790]
-    with pytest.raises(BadInput, match="batch 196 of the stream is asked for again, and only the last 3 are kept"):
-        numbers(reader, 19, [24])
+    assert sum(array() is not None for array in made) <= 5  # the first, and the last
+    assert reader.of_pass(19).batch(7)[0].tolist() == [788, 789, 790, 791]
+    with pytest.raises(BadInput, match="batch 196 is asked for again, and only the last 3 are kept"):
+        reader.of_pass(19).batch(6)
 
 
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (lambda: [np.zeros(4), np.zeros(3)], r"batch 1 holds 3 records, and the first 4: .*repeat\(\) before \.batch"),
         (lambda: [np.zeros(4)], r"ended before its batch 1; epochs x steps_per_epoch asks for more"),
         (lambda: [np.zeros(4), np.array([1, None])], "batch 1: x: an object array"),
         (lambda: 7, "int: no stream of batches"),
@@ -261,7 +254,7 @@ def test_only_the_last_batches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_streams_that_cannot_be_trained_on(stream: Callable[..., object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        numbers(EndlessReader(stream(), 5), 0, [0, 19])
+        EndlessReader(stream(), 5).of_pass(0).batch(4)
 
 
 def model() -> keras.Model:
