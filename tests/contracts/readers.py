@@ -78,7 +78,7 @@ def _parquet_seeds() -> list[bytes]:
 
 FORMATS = {
     "parquet": Format(
-        ParquetReader, partial(pq.write_table, row_group_size=4), {}, _parquet_seeds,
+        ParquetReader, partial(pq.write_table, row_group_size=4), {"cached_row_groups": 1}, _parquet_seeds,
         {
             "features": (None, ["id"], ["id", "list"]), "fill_null": (None, {"x": 0}, {"list": 1}),
             "fill_null_list": ({"list": [7]},),
@@ -209,7 +209,7 @@ FILES: dict[str, Make] = {
     "parquet files": partial(_parquet, files=2),
     "parquet and dictionaries": partial(_parquet, files=2, coded=True),
     "csv": _csv,
-    "csv files": partial(_csv, files=2),
+    "csv files": partial(_csv, files=2, cached_blocks=1),
     "csv crlf bom": partial(_csv, end="\r\n", encoding="utf-8-sig"),
     "csv latin-1": partial(_csv, encoding="latin-1"),
     "csv gb18030": partial(_csv, encoding="gb18030"),

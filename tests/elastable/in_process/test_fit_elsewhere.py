@@ -72,9 +72,14 @@ def test_classes_and_functions_of_the_users_are_refused() -> None:
             et.fit(model(activation), IDS, LABELS, seed=1, on="ray")
 
 
-def test_data_that_is_no_file_and_no_numbers_is_refused() -> None:
+def test_data_that_is_no_file_and_no_numbers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"x is a _BatchDataset, which is not carried .*et\.ParquetReader"):
         et.fit(model(), tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(4), seed=1, on="ray")
     texts = {"id": np.array(["a"] * 8, object)}
     with pytest.raises(BadInput, match=r"x\['id'\] is an array of object"):
         et.fit(model(dtype="string"), texts, LABELS, seed=1, on="ray")
+    file = tmp_path / "clicks.csv"
+    file.write_text("id,y\n1,0\n2,1\n")
+    reader = et.CsvReader(file, label="y", transform=lambda batch: batch)
+    with pytest.raises(BadInput, match=r"x: et\.CsvReader\(transform=\) is a function"):
+        et.fit(model(), reader, seed=1, on="ray")

@@ -224,6 +224,15 @@ def test_a_reader_serves_several_models(tmp_path: Path, make: Make) -> None:
     assert [each.take(np.arange(2))[0]["n"].dtype for each in (narrow, wide, reader)] == [np.int32, np.int64, np.int64]
 
 
+@every_file
+def test_a_transform_sees_floats_as_they_are(tmp_path: Path, make: Make) -> None:
+    reader = reader_of(
+        make, tmp_path, {"id": [16_777_217.0, 5.5, 1.0]}, {"id": "float32"},
+        transform=lambda batch: ({"id": batch[0]["id"].astype(np.int64)},),
+    )  # fmt: skip
+    assert reader.take(np.arange(3))[0]["id"].tolist() == [16_777_217, 5, 1]
+
+
 CELLS = st.lists(
     st.one_of(
         st.text(st.sampled_from("0123456789+-.e _a"), max_size=6),

@@ -18,6 +18,7 @@ from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
 from tests.contracts.readers import FORMATS
+from tests.untyped import Keywords
 
 COLUMNS = pa.table({"user": [-100, -93, -86], "price": [-1.0, 0.0, 1.0]})
 
@@ -115,6 +116,23 @@ def test_missing_files_and_columns_are_named(tmp_path: Path, kind: str) -> None:
         reader(path, features="user")
 
 
+def test_a_transform_makes_the_batch(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(COLUMNS, path)
+    reader = ParquetReader(path, ["user"], "price", transform=lambda b: (b[0]["user"] % 10, b[1] > 0))
+    x, y = reader.take(np.arange(3)[::-1])
+    assert (x.tolist(), y.tolist()) == ([4, 7, 0], [True, False, False])
+    with pytest.raises(BadInput, match="made 2 records of 3"):
+        ParquetReader(path, ["user"], transform=lambda b: (b[0]["user"][1:],)).take(np.arange(3))
+    two: Keywords = {"transform": lambda x, y: (x, y)}
+    with pytest.raises(
+        BadInput, match=r"missing 1 required.* 'y'; transform takes one batch, a tuple such as \(x, y\)"
+    ):
+        ParquetReader(path, ["user"], "price", **two).take(np.arange(3))
+    with pytest.raises(BadInput, match="returned a dict"):
+        ParquetReader(path, ["user"], transform=lambda b: b[0]).take(np.arange(3))
+
+
 def test_nulls_of_floats_are_nan(tmp_path: Path) -> None:
     pq.write_table(pa.table({"nan": pa.array([1.0, None, 2.0, None])}), tmp_path / "t.parquet", row_group_size=3)
     (x,) = ParquetReader(tmp_path / "t.parquet").take(np.array([3, 1, 0]))
@@ -174,7 +192,7 @@ def test_csv_columns_are_found_by_name(tmp_path: Path) -> None:
 
 def test_a_csv_file_that_changed_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a\n1\n2\n3\n4\n")
-    reader = CsvReader(tmp_path / "t.csv", block_records=2)
+    reader = CsvReader(tmp_path / "t.csv", block_records=2, cached_blocks=1)
     (tmp_path / "t.csv").write_text("a\n1\n2\n\n\n\n\n")
     with pytest.raises(BadInput, match="0 records from line 4 on, where there were 2"):
         reader.take(np.array([0, 3]))

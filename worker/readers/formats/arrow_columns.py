@@ -65,6 +65,7 @@ class Column:
         fill: An Arrow scalar that replaces null values, also those within lists; None: nulls in a float column become
             NaN, and in any other are an error.
         fill_list: Replacement of null lists; None: they are an error.
+        wide: Whether floats keep their type; else they become float32.
         bits: Whether a uint64 becomes the int64 of the same bits.
         length: Values in each list, which then are one array; None: as the type says.
     """
@@ -73,6 +74,7 @@ class Column:
     named: pa.DataType | None = None
     fill: pa.Scalar | None = None
     fill_list: Sequence[object] | None = None
+    wide: bool = False
     bits: bool = False
     length: int | None = None
 
@@ -149,7 +151,7 @@ class ColumnChoice:
             ) from error
         return pa.list_(kind) if listed else kind
 
-    def column(self, name: str, kind: pa.DataType, length: int | None = None) -> Column:
+    def column(self, name: str, kind: pa.DataType, wide: bool, length: int | None = None) -> Column:
         """A column of these options with values of type `kind`; see `Column`.
 
         Raises:
@@ -158,7 +160,7 @@ class ColumnChoice:
         bits, named = BITS in self.column_types.get(name, ""), self.type_of(name)
         element = None if named is None else _element_of(_plain_type(named, f"column_types[{name!r}]"))
         fill = _filling(name, self.fill_null[name], _element_of(kind)) if name in self.fill_null else None
-        return Column(kind, element, fill, self.fill_null_list.get(name), bits, length)
+        return Column(kind, element, fill, self.fill_null_list.get(name), wide, bits, length)
 
 
 # Types
@@ -255,7 +257,7 @@ def _refuse_for(kind: pa.DataType, want: str, name: str, file: object) -> None:
         raise BadInput(
             f"{file}: column {name!r} is {kind}, and the model takes {want if want != 'number' else 'numbers'} there; "
             f"say column_types={{{name!r}: 'int64'}} if the text is digits, make the input one of strings, or convert "
-            "it in an et.Reader of your own"
+            "it in transform="
         )
 
 
@@ -300,7 +302,7 @@ def read_as(
 def to_array(values: pa.Array | pa.ChunkedArray, column: Column, at: At) -> Leaf:
     """A column of a block.
 
-    Integers and booleans keep their type, floats become float32, strings object arrays of `str`, lists
+    Integers and booleans keep their type, floats become float32 (unless `wide`), strings object arrays of `str`, lists
     of one fixed size `[records, size]`, and other lists ragged. No integer passes through a float.
 
     Args:
@@ -442,7 +444,7 @@ def _elements(values: pa.Array, column: Column, at: At) -> Array:
         floats = np.asarray(values.to_numpy(zero_copy_only=False))
         if column.fill is not None:
             floats = np.where(np.isnan(floats), floats.dtype.type(column.fill.as_py()), floats)
-        return floats.astype(np.float32, copy=False)
+        return floats if column.wide else floats.astype(np.float32, copy=False)
     if values.null_count:
         first = pc.index(pc.is_null(values), True).as_py()
         raise BadInput(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.batch.pytrees import gathered
+from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, named_parts, records_of
 from elastable.worker.readers.batch.ragged import Leaf
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
 from elastable.worker.readers.formats.arrow_columns import (
@@ -35,8 +35,7 @@ Block = dict[str, Leaf]
 Place = Callable[[int], str]
 """Number of a record in its block -> where it is, for messages: "clicks.csv, line 7"."""
 
-KEPT_BLOCKS = 4
-"""Decoded blocks that a reader keeps."""
+Transform = Callable[[Batch], Batch]
 
 _INTEGER = re.compile(r"[+-]?\d+")
 
@@ -61,7 +60,8 @@ class BlockReader(Reader):
     Args:
         columns: Names of the columns in each file.
         counts: Records in each block, of all files.
-        kept_blocks: Number of decoded blocks that are kept, the last used ones.
+        transform: Batch -> batch with the same number of records; applied to the result of `take`.
+        cached_blocks: Number of decoded blocks to keep, the last used ones.
 
     Attributes:
         in_file: Names of the columns to read from files; those of folders' names are not among them.
@@ -84,9 +84,10 @@ class BlockReader(Reader):
         columns: Sequence[Sequence[str]],
         counts: Sequence[int],
         choice: ColumnChoice,
-        kept_blocks: int = KEPT_BLOCKS,
+        transform: Transform | None,
+        cached_blocks: int,
     ) -> None:
-        self.files, self.choice = list(files), choice
+        self.files, self.choice, self._transform = list(files), choice, transform
         self._name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
         _require_same_folders(files)
         self._inside = dict.fromkeys(chain.from_iterable(columns))
@@ -102,9 +103,11 @@ class BlockReader(Reader):
             raise BadInput(missing)
         if sum(counts) == 0:
             raise BadInput(f"{self._name}: empty, there must be at least one record")
+        if cached_blocks < 1:
+            raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self.shuffle_block = max(counts)
-        self._kept_blocks = kept_blocks
+        self._cached_blocks = cached_blocks
         self.feed(ModelInputs())
 
     def feed(self, inputs: ModelInputs) -> None:
@@ -128,8 +131,8 @@ class BlockReader(Reader):
         return int(self._starts[-1])
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
-        """The same records, each column read as its input wants it."""
-        if self._inputs == inputs:
+        """The same records, each column read as its input wants it; with a transform in between nothing changes."""
+        if self._transform is not None or self._inputs == inputs:
             return self
         other = copy(self)
         other.feed(inputs)
@@ -156,20 +159,20 @@ class BlockReader(Reader):
 
         Raises:
             BadInput: an index out of range, a malformed block, a value that its column or the model's input does not
-                hold.
+                hold, a transform that changes the number of records.
         """
         rows = checked_indices(indices, len(self), self._name)
         blocks = np.searchsorted(self._starts, rows, side="right") - 1
         columns = cast("Block", gathered(blocks, rows - self._starts[blocks], self._block))
         x = {name: columns[name] for name in self._features}
-        return x, *(columns[name] for name in self.choice.targets)
+        return self._transformed((x, *(columns[name] for name in self.choice.targets)), rows.size)
 
     def _block(self, block: int) -> Block:
         with self._lock:
             if block not in self._decoded:
                 self._decoded[block] = self._decode(block)
             self._decoded.move_to_end(block)
-            while len(self._decoded) > self._kept_blocks:
+            while len(self._decoded) > self._cached_blocks:
                 self._decoded.popitem(last=False)
             return self._decoded[block]
 
@@ -210,7 +213,27 @@ class BlockReader(Reader):
         else:
             kinds = self.types_of(name, want)
         merged = merged_type(kinds if kind is None else read_as(kinds, kind, name), want, name)
-        return self.choice.column(name, merged, self._inputs.lengths.get(name))
+        return self.choice.column(name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name))
+
+    def _transformed(self, batch: Batch, records: int) -> Batch:
+        if self._transform is None:
+            return batch
+        try:
+            made: object = self._transform(batch)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # by a line of the transform
+            raise BadInput(f"{self._name}: {error}; transform takes one batch, a tuple such as (x, y)") from error
+        if not isinstance(made, tuple) or not 1 <= len(made) <= 3:
+            raise BadInput(
+                f"{self._name}: transform returned a {type(made).__name__}; return (x, y) or (x, y, sample_weight)"
+            )
+        parts = batch_arrays(made)
+        if records:
+            found = records_of(named_parts(parts), f"{self._name}: transform")
+            if found != records:
+                raise BadInput(f"{self._name}: transform made {found} records of {records}; it must keep their number")
+        return parts
 
 
 def _lacking(

@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.worker.readers.batch.reader import ModelInputs
 from elastable.worker.readers.formats.arrow_columns import BITS, INTEGERS, At, ColumnChoice, as_type, casts, first_bad
-from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place
+from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
 _log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class CsvReader(BlockReader):
         features: Columns that make up x; None: all but label and weight.
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
+        transform: Batch -> batch, one record for each; floats come to it as float64.
         delimiter: One ASCII character.
         encoding: Of the text, such as "latin-1"; any that Python knows and that contains ASCII.
         column_names: Column names for files without a header; None: the first record is the header.
@@ -66,6 +67,7 @@ class CsvReader(BlockReader):
         filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
             path's URL.
         block_records: Records that are read and parsed together.
+        cached_blocks: Parsed blocks that are kept.
 
     Raises:
         BadInput: no records; a missing file; a column that a file lacks; a first line that another delimiter cuts; a
@@ -79,6 +81,7 @@ class CsvReader(BlockReader):
         features: Sequence[str] | None = None,
         label: str | None = None,
         weight: str | None = None,
+        transform: Transform | None = None,
         *,
         delimiter: str = ",",
         encoding: str = "utf-8",
@@ -87,6 +90,7 @@ class CsvReader(BlockReader):
         fill_null: Mapping[str, object] | None = None,
         filesystem: FileSystem | None = None,
         block_records: int = 8192,
+        cached_blocks: int = 4,
     ) -> None:
         files = find_files(paths, "CSV", (".csv", ".tsv", ".txt"), filesystem)
         if block_records < 1:
@@ -105,7 +109,7 @@ class CsvReader(BlockReader):
         ]
         self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
         counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
-        super().__init__(files, self._names, counts, choice)
+        super().__init__(files, self._names, counts, choice, transform, cached_blocks)
         self._parse(self._text(0), {}, self.in_file[:1])  # a malformed record is reported at once
 
     def feed(self, inputs: ModelInputs) -> None:

@@ -13,7 +13,7 @@ from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice
-from elastable.worker.readers.formats.block_reader import BlockReader, Decoded
+from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
 _OPENED_TOGETHER = 16
@@ -34,12 +34,14 @@ class ParquetReader(BlockReader):
         features: Columns that make up x; None: all but label and weight.
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
+        transform: Batch -> batch, one record for each; floats come to it in the type of their column.
         column_types: Column -> name of the Arrow type to read it, or the elements of its lists, as, such as "int64";
             "uint64-bits" for unsigned ids whose 64 bits are kept as an int64.
         fill_null: Column -> replacement of null values, also of those within lists, and of NaN.
         fill_null_list: Column -> replacement of null lists.
         filesystem: A `pyarrow.fs.FileSystem` or fsspec file system for the paths; None: the local one, or that of a
             path's URL.
+        cached_row_groups: Number of decoded row groups to keep.
 
     Raises:
         BadInput: no records; a missing or broken file; a column that a file lacks. Later, with file, row (counted from
@@ -52,11 +54,13 @@ class ParquetReader(BlockReader):
         features: Sequence[str] | None = None,
         label: str | None = None,
         weight: str | None = None,
+        transform: Transform | None = None,
         *,
         column_types: Mapping[str, str] | None = None,
         fill_null: Mapping[str, object] | None = None,
         fill_null_list: Mapping[str, Sequence[object]] | None = None,
         filesystem: FileSystem | None = None,
+        cached_row_groups: int = 4,
     ) -> None:
         files = find_files(paths, "Parquet", (".parquet", ".parq", ".pq"), filesystem)
         options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null, fill_null_list))
@@ -65,7 +69,7 @@ class ParquetReader(BlockReader):
         self._places = [(p, group.id) for p, fragment in enumerate(self._fragments) for group in fragment.row_groups]
         self._counts = [group.num_rows for fragment in self._fragments for group in fragment.row_groups]
         names = [fragment.physical_schema.names for fragment in self._fragments]
-        super().__init__(files, names, self._counts, choice)
+        super().__init__(files, names, self._counts, choice, transform, cached_row_groups)
 
     def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
         """The types that the files' own schemas say."""

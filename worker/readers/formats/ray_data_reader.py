@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.extras import needs
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice
-from elastable.worker.readers.formats.block_reader import KEPT_BLOCKS, BlockReader, Decoded
+from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
 from elastable.worker.readers.formats.data_files import DataFile
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ class RayDataReader(BlockReader):
         features: Columns that make up x; None: all but label and weight.
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
+        transform: Batch -> batch, one record for each; floats come to it in the type of their column.
         column_types, fill_null, fill_null_list: As of `ParquetReader`.
         block_records: Records that are read and shuffled together, however Ray has cut the dataset.
+        cached_blocks: Number of decoded blocks to keep.
 
     Raises:
         BadInput: no Dataset; one that cannot be computed or holds no records; a column that a block lacks. Later, with
@@ -53,11 +55,13 @@ class RayDataReader(BlockReader):
         features: Sequence[str] | None = None,
         label: str | None = None,
         weight: str | None = None,
+        transform: Transform | None = None,
         *,
         column_types: Mapping[str, str] | None = None,
         fill_null: Mapping[str, object] | None = None,
         fill_null_list: Mapping[str, Sequence[object]] | None = None,
         block_records: int = 8192,
+        cached_blocks: int = 4,
     ) -> None:
         with needs("et.RayDataReader", "ray"):
             import ray.data
@@ -82,7 +86,7 @@ class RayDataReader(BlockReader):
         self._counts = np.diff(stops, prepend=0)
         together = int(np.bincount(self._firsts // block_records).max())
         names = [schema.names for schema in self._schemas]
-        super().__init__(files, names, self._counts.tolist(), choice, KEPT_BLOCKS * together)
+        super().__init__(files, names, self._counts.tolist(), choice, transform, cached_blocks * together)
         # The order of a job's records is that of any process, where Ray may have cut the dataset in another way.
         self.shuffle_block = block_records
 

@@ -343,7 +343,7 @@ class PayloadReader(EventReader):
             found = pa.float64()  # the next one may have a fraction
         kinds = [(self._name, found)]
         merged = merged_type(kinds if named is None else read_as(kinds, named, name), want, name)
-        return choice.column(name, merged, self._inputs.lengths.get(name))
+        return choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
 
     def _first_event(self) -> Mapping[str, Any]:
         """The first event that can be read."""
