@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.many_tables import LookupStrategy as LookupStrategy
     from elastable.embedding_store.tables.many_tables import lookup_many as lookup_many
     from elastable.embedding_store.tables.many_tables import update_many as update_many
-    from elastable.embedding_store.tables.row_blocks import Conversion as Conversion
     from elastable.embedding_store.tables.row_blocks import convert_table as convert_table
     from elastable.embedding_store.tables.table import EmbeddingTable as EmbeddingTable
     from elastable.embedding_store.tables.table import size as size
@@ -71,7 +70,7 @@ _NAMES_OF = {
     "tables.initial_values": "initial_rows",
     "tables.lookups": "Bags",
     "tables.many_tables": "LookupStrategy lookup_many update_many",
-    "tables.row_blocks": "Conversion convert_table",
+    "tables.row_blocks": "convert_table",
     "tables.table": "EmbeddingTable size",
     "tables.table_update": "IndexedSlices TableSlices update_tables",
     "wire.access.credentials": "Credentials",
