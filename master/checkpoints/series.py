@@ -8,7 +8,6 @@ from pathlib import Path
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.shards.server_contract import ShardStore
@@ -17,7 +16,6 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, ServerChanges, ServersDirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
-from elastable.master.checkpoints.storage.manifest import AgedTouches
 from elastable.master.checkpoints.writing import require_reached, write_checkpoint
 from elastable.master.tasks.progress import Progress
 
@@ -57,7 +55,8 @@ class CheckpointSeries:
         self._failures = 0
         self._store = store
         self._dirty: DirtyRows | ServersDirtyRows | None = None
-        self._touches = TouchHistory(store.specs() if full_every > 1 else {})
+        self._evicting = {name for name, spec in store.specs().items() if spec.eviction is not None}
+        self._noting, self._frozen = threading.Lock(), set[str]()  # of those, that were since the last checkpoint
         if full_every > 1:
             self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
 
@@ -77,14 +76,17 @@ class CheckpointSeries:
         if isinstance(self._store, ShardStore):
             require_reached(self._files, self._store, version)
 
-    def committed(self, updates: Mapping[str, TableUpdate], version: int, frozen: Collection[str] = ()) -> None:
+    def committed(self, updates: Mapping[str, TableUpdate], frozen: Collection[str] = ()) -> None:
         """Collects what a commit changed. Called by the thread that commits, for every commit.
 
         Args:
             updates: As of `Commit`; nothing where store servers have seen them.
+            frozen: As of `Commit`. A table with eviction that was frozen is saved whole: its rows have not aged as
+                versions passed.
         """
         self.rows_changed(updates)
-        self._touches.add(version, frozen)
+        with self._noting:
+            self._frozen |= self._evicting.intersection(frozen)
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
         """Collects rows that were changed besides commits, between two of them."""
@@ -108,7 +110,8 @@ class CheckpointSeries:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
         changes, give_back = self._taken(progress.version)
-        aged = self._touches.take()
+        with self._noting:
+            frozen, self._frozen = self._frozen, set[str]()
         failures = self._failures
 
         def write() -> str:
@@ -125,12 +128,13 @@ class CheckpointSeries:
                         keep=self._keep,
                         base=base,
                         changes=changes,
-                        aged=aged,
+                        whole=frozen,
                     )
                 except BaseException:
                     self._failures += 1
                     give_back()
-                    self._touches.give_back(aged)
+                    with self._noting:
+                        self._frozen |= frozen
                     raise
                 self._base = open_named(self._files, address.rpartition("/")[2])
                 return address
@@ -155,36 +159,3 @@ class CheckpointSeries:
         except CheckpointError:
             return None
         return found if found.manifest.checksum == self._base.manifest.checksum else None
-
-
-class TouchHistory:
-    """Notes `AgedTouches` of every table with eviction, commit by commit, from checkpoint to checkpoint.
-
-    `add` and `take` are called by the thread that commits; `give_back` by any.
-    """
-
-    def __init__(self, specs: Mapping[str, TableSpec]) -> None:
-        self._every = {name: spec.eviction.every for name, spec in specs.items() if spec.eviction is not None}
-        self._lock = threading.Lock()
-        self._since = self._nothing()
-
-    def add(self, version: int, frozen: Collection[str]) -> None:
-        """A commit was made, in which these tables were frozen."""
-        with self._lock:
-            for name, every in self._every.items():
-                if name not in frozen:
-                    self._since[name] = self._since[name].then(AgedTouches(version, not version % every))
-
-    def take(self) -> dict[str, AgedTouches]:
-        """What happened since the last call, by table; starts anew."""
-        with self._lock:
-            taken, self._since = self._since, self._nothing()
-            return taken
-
-    def give_back(self, taken: Mapping[str, AgedTouches]) -> None:
-        """The checkpoint of this failed: the next one has to tell it, too."""
-        with self._lock:
-            self._since = {name: taken[name].then(newer) for name, newer in self._since.items()}
-
-    def _nothing(self) -> dict[str, AgedTouches]:
-        return dict.fromkeys(self._every, AgedTouches())

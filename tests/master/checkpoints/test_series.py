@@ -57,12 +57,12 @@ class Job:
         self.series = CheckpointSeries(place, store, keep=keep, full_every=full_every)
 
     def commit(self, **ids: list[int]) -> None:
-        self.series.committed(commit(self.store, ids), self.store.version())
+        self.series.committed(commit(self.store, ids))
 
     def train(self, versions: int, most: int = 60) -> None:
         for _ in range(versions):
             (updates,) = train(self.store, 1, most)
-            self.series.committed(updates, self.store.version())
+            self.series.committed(updates)
 
     def save(self) -> Checkpoint:
         return open_checkpoint(begun(self.series, self.store)())
@@ -261,7 +261,7 @@ class SeriesMachine(RuleBasedStateMachine):
 
     def change(self, ids: dict[str, list[int]], frozen: tuple[str, ...] = ()) -> None:
         updates = commit(self.store, {name: some for name, some in ids.items() if name not in frozen}, frozen)
-        self.series.committed(updates, self.store.version(), frozen)
+        self.series.committed(updates, frozen)
 
     @rule(
         ids=st.fixed_dictionaries({}, optional={spec.name: IDS for spec in SPECS}),
@@ -354,7 +354,7 @@ def test_a_table_that_is_frozen_between_checkpoints_does_not_age_meanwhile(tmp_p
         store.put("aged", [RowBlock(np.array([77]), row, row)])
         job.save()
         for _ in range(5):  # version 3 and 6 would count anew, and give the row that was put its version
-            job.series.committed(commit(store, {"dynamic": [2]}, ("aged",)), store.version(), ("aged",))
+            job.series.committed(commit(store, {"dynamic": [2]}, ("aged",)), ("aged",))
         frozen = job.save()
         job.commit(dynamic=[3])
         trained = job.save()
