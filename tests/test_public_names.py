@@ -18,8 +18,8 @@ EMBEDDING_STORE = """
     Grouping INITIALIZER_KINDS IndexedSlices Indexer InitializerSpec LookupStrategy MemoryStore OptimizerSpec
     PartitionedStore RemoteSource RemoteStore RowBlock RowOptimizer RowSource SCALED_INITIALIZERS ShardOrigin
     SharedMemoryStore SharedSource SlotSpec TableSlices TableSpec TableStatistics TableUpdate WEIGHT_DTYPES
-    as_ids coalesce coalesce_many convert_table group_ids initial_rows lookup_many register_row_optimizer
-    repartition require_finite require_gradients require_ids size unique_ids update_many update_tables
+    as_ids coalesce coalesce_many convert_table initial_rows lookup_many register_row_optimizer
+    repartition require_gradients require_ids size unique_ids update_many update_tables
 """
 
 
