@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from elastable.embedding_store.optimizers.base import SlotSpec as SlotSpec
     from elastable.embedding_store.optimizers.registry import register_row_optimizer as register_row_optimizer
     from elastable.embedding_store.tables.checks import as_ids as as_ids
-    from elastable.embedding_store.tables.checks import require_finite as require_finite
     from elastable.embedding_store.tables.checks import require_gradients as require_gradients
     from elastable.embedding_store.tables.checks import require_ids as require_ids
     from elastable.embedding_store.tables.grouping import Coalescer as Coalescer
@@ -34,14 +33,12 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.grouping import Indexer as Indexer
     from elastable.embedding_store.tables.grouping import coalesce as coalesce
     from elastable.embedding_store.tables.grouping import coalesce_many as coalesce_many
-    from elastable.embedding_store.tables.grouping import group_ids as group_ids
     from elastable.embedding_store.tables.grouping import unique_ids as unique_ids
     from elastable.embedding_store.tables.initial_values import initial_rows as initial_rows
     from elastable.embedding_store.tables.lookups import Bags as Bags
     from elastable.embedding_store.tables.many_tables import LookupStrategy as LookupStrategy
     from elastable.embedding_store.tables.many_tables import lookup_many as lookup_many
     from elastable.embedding_store.tables.many_tables import update_many as update_many
-    from elastable.embedding_store.tables.row_blocks import Conversion as Conversion
     from elastable.embedding_store.tables.row_blocks import convert_table as convert_table
     from elastable.embedding_store.tables.table import EmbeddingTable as EmbeddingTable
     from elastable.embedding_store.tables.table import size as size
@@ -66,12 +63,12 @@ _NAMES_OF = {
     "engine.memory_store": "MemoryStore",
     "optimizers.base": "RowOptimizer SlotSpec",
     "optimizers.registry": "register_row_optimizer",
-    "tables.checks": "as_ids require_finite require_gradients require_ids",
-    "tables.grouping": "Coalescer Grouping Indexer coalesce coalesce_many group_ids unique_ids",
+    "tables.checks": "as_ids require_gradients require_ids",
+    "tables.grouping": "Coalescer Grouping Indexer coalesce coalesce_many unique_ids",
     "tables.initial_values": "initial_rows",
     "tables.lookups": "Bags",
     "tables.many_tables": "LookupStrategy lookup_many update_many",
-    "tables.row_blocks": "Conversion convert_table",
+    "tables.row_blocks": "convert_table",
     "tables.table": "EmbeddingTable size",
     "tables.table_update": "IndexedSlices TableSlices update_tables",
     "wire.access.credentials": "Credentials",

@@ -209,8 +209,6 @@ class _Opening:
         store = self._empty_memory_store(options.before_image_bytes)
         behind = StoreTier(tier, log, budget, store.new_slab, opened.pop_all().close, acknowledged)
         try:
-            if options.unclean == "drop":
-                behind.drop_unclean()
             store.keep_tier(
                 behind,
                 log_bytes=DEFAULT_LOG_BYTES if options.log_bytes is None else options.log_bytes,

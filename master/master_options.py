@@ -17,9 +17,6 @@ class MasterOptions:
             counts. None: not before the lease ends.
         look_ahead: Versions beyond the current one that workers may prepare.
         commit_deadline_s: How long a failing commit is retried.
-        push_deadline_s: How long an async push may wait for its commit.
-        no_worker_timeout_s: The job fails after that many seconds without any worker; None: it waits indefinitely, and
-            its status says so.
         evaluate_every: Evaluate the validation split every N versions; 0: at the end of epochs only.
         validation_freq: Evaluate at the end of every N-th epoch, or of these epochs, counted from 1.
         concurrent_evaluation: Whether training continues during an evaluation. Must be False where a worker computes
@@ -39,8 +36,6 @@ class MasterOptions:
     backup_after_s: float | None = None
     look_ahead: int = 3
     commit_deadline_s: float = 30.0
-    push_deadline_s: float = 60.0
-    no_worker_timeout_s: float | None = None
     evaluate_every: int = 0
     validation_freq: int | tuple[int, ...] = 1
     concurrent_evaluation: bool = True

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.process
 #: The map of names in the package's docstring, which is what `help(elastable)` shows.
 ELASTABLE = sorted(re.findall(r"`(\w+)`", (elastable.__doc__ or "").partition("\n* ")[2].rpartition("\n\n")[0]))
 EMBEDDING_STORE = """
-    AdmissionSpec Bags Coalescer Commit Conversion Credentials EmbeddingStore EmbeddingTable EvictionSpec
+    AdmissionSpec Bags Coalescer Commit Credentials EmbeddingStore EmbeddingTable EvictionSpec
     Grouping INITIALIZER_KINDS IndexedSlices Indexer InitializerSpec LookupStrategy MemoryStore OptimizerSpec
     PartitionedStore RemoteSource RemoteStore RowBlock RowOptimizer RowSource SCALED_INITIALIZERS ShardOrigin
     SharedMemoryStore SharedSource SlotSpec TableSlices TableSpec TableStatistics TableUpdate WEIGHT_DTYPES
-    as_ids coalesce coalesce_many convert_table group_ids initial_rows lookup_many register_row_optimizer
-    repartition require_finite require_gradients require_ids size unique_ids update_many update_tables
+    as_ids coalesce coalesce_many convert_table initial_rows lookup_many register_row_optimizer
+    repartition require_gradients require_ids size unique_ids update_many update_tables
 """
 
 

@@ -131,7 +131,7 @@ def _increments(home: Path, store: MemoryStore) -> tuple[list[float], list[float
             ids = np.unique(random.integers(0, _ROWS, _CHANGED))
             updates = {"t": TableUpdate(ids, gradients[: len(ids)])}
             store.commit(Commit(store.version() + 1, updates, store.version(), {}))
-            series.committed(updates, store.version())
+            series.committed(updates)
         write = series.begin(store, {}, _JOB, Progress(store.version()))
         (increment if turn % 2 else full).append(1e6 * _timed(write))
     return full, increment

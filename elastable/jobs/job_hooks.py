@@ -82,7 +82,7 @@ class JobHooks(Hooks):
         checkpoint_every: Versions between checkpoints; 0: none but the last.
         on_epoch: Called with (epoch, logs) after each epoch.
         evaluated: Called with (version, logs) after each evaluation during training.
-        committed: Called with the updates, version and frozen tables of each commit; None: nobody is.
+        committed: Called with the updates and frozen tables of each commit; None: nobody is.
         version: That was committed last; the job begins with 0, or where an earlier run of it ended.
         written: How many rows of all tables were written besides commits; None: such rows are seen by every worker.
         seconds: Between versions, without evaluations.
@@ -97,7 +97,7 @@ class JobHooks(Hooks):
     checkpoint_every: int = 0
     on_epoch: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None
     evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None
-    committed: Callable[[Mapping[str, TableUpdate], int, Collection[str]], None] | None = None
+    committed: Callable[[Mapping[str, TableUpdate], Collection[str]], None] | None = None
     version: int = 0
     written: Callable[[], int] | None = None
     seconds: float = 0.0
@@ -127,7 +127,7 @@ class JobHooks(Hooks):
 
     def on_rows(self, version: int, made: Accumulated) -> None:
         if self.committed is not None:
-            self.committed(made.updates, version, made.frozen)
+            self.committed(made.updates, made.frozen)
         self._untrained.saw(made.changed, made.overflowed)
 
     def on_bad_events(self, version: int, events: Sequence[BadEvent]) -> None:

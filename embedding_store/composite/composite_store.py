@@ -152,26 +152,16 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
                 yield replace(block, ids=table.whole_ids(store, block.ids))
 
     def _scan_columns(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
-        """The blocks of the first store, joined with the same rows of the others.
-
-        Stores of one kind hold rows in the same order and are scanned in parallel. As soon as their blocks differ, the
-        other stores are asked for the ids of the first one.
-        """
+        """The blocks of the first store, joined with the same rows of the others."""
         name, (first, *others) = table.spec.name, table.holders
-        scans = {store: self.group.sources[store].scan(name, block_rows) for store in table.holders}
-        alike = True
+        scan = self.group.sources[first].scan(name, block_rows)
         while True:
             with self.group.lock.reading():
-                asked = table.holders if alike else (first,)
-                found = self.group.calls.run({store: partial(next, scans[store], None) for store in asked})
-                leading = found[first]
+                leading = self.group.calls.run({first: partial(next, scan, None)})[first]
                 if leading is None:
                     return
-                blocks = [block for store in others if (block := found.get(store)) is not None]
-                alike = len(blocks) == len(others) and all(np.array_equal(block.ids, leading.ids) for block in blocks)
-                if not alike:
-                    read = self.group.each(methodcaller("read_rows", name, leading.ids), others)
-                    leading, blocks = _common(leading, [read[store] for store in others])
+                read = self.group.each(methodcaller("read_rows", name, leading.ids), others)
+                leading, blocks = _common(leading, [read[store] for store in others])
             if len(leading.ids):
                 yield table.joined([leading, *blocks])
 

@@ -397,7 +397,7 @@ class StoreTier(ChangeLog):
             if self._soiled:
                 raise StoreBroken(
                     f"{self.place} was not closed cleanly and has no log, so its rows may be of different versions: "
-                    "restore a checkpoint, into an empty store or with unclean=drop, which drops what this one holds"
+                    "restore a checkpoint into an empty store"
                 )
             log.truncate(begin)
             return
@@ -436,14 +436,6 @@ class StoreTier(ChangeLog):
         self.log.refresh()
         self.owned = True
         return (self.log.last, self.tier.state()) != self._loaded
-
-    def drop_unclean(self) -> None:
-        """Deletes what the tier holds, if it has no log and was not closed cleanly. Raises as `Tier.put_state`."""
-        content = self.tier.state()
-        if content is not None and not StoreState.from_bytes(content, self.place).complete:
-            for name in self.tier.tables():
-                self.tier.drop(name)
-            self.tier.put_state(StoreState(0, self.tier.sequence, None, ()).to_bytes())
 
     def close(self) -> None:
         self.acknowledged.close()

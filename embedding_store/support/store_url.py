@@ -21,7 +21,7 @@ _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 _SIZES = ("budget", "log_bytes", "before_image_bytes")
-TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "unclean", "accept_version", "acknowledged_in")
+TIER_OPTIONS = (*_SIZES, "log", "fsync", "flush", "accept_version", "acknowledged_in")
 """What the URL of a store with a tier may say of the engine in front of it; see `TierOptions`."""
 
 _LEAST_BUDGET = 1 << 20
@@ -70,7 +70,6 @@ class TierOptions:
         log_bytes: Bytes of changes that are not in the tier yet; beyond it, commits wait. None: the default.
         flush_s: Seconds between two times that changed rows are written; None: the default.
         before_image_bytes: Of memory, for rows as they were at pinned versions; None: a quarter of the memory here.
-        unclean: What to do with a store without a log that was not closed cleanly: "refuse" it, or "drop" its content.
         accept_version: As of `MemoryUrl`.
         acknowledged_in: A folder, outside of Redis, where the newest version of a store in Redis is noted; None:
             whoever opens it says where.
@@ -82,7 +81,6 @@ class TierOptions:
     log_bytes: int | None = None
     flush_s: float | None = None
     before_image_bytes: int | None = None
-    unclean: str = "refuse"
     accept_version: int | None = None
     acknowledged_in: Path | None = None
 
@@ -107,10 +105,6 @@ class TierOptions:
                 f"acknowledged_in={noted_in}: write it in the URL of a store in Redis, with a folder as a path from "
                 "the root; of a store in files the newest version is noted next to its folder"
             )
-        if options.get("unclean", "refuse") not in ("refuse", "drop"):
-            raise BadInput(f"unclean={options['unclean']}: write unclean=refuse or unclean=drop")
-        if "unclean" in options and log != "none":
-            raise BadInput("unclean= is for stores without a log: write log=none too, or leave it out")
         return (
             cls(
                 sizes.get("budget"),
@@ -119,7 +113,6 @@ class TierOptions:
                 sizes.get("log_bytes"),
                 _positive("flush", options["flush"]) if "flush" in options else None,
                 sizes.get("before_image_bytes"),
-                options.get("unclean", "refuse"),
                 _version(options),
                 None if noted_in is None else Path(noted_in),
             ),

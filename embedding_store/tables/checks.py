@@ -145,11 +145,6 @@ def require_gradients(spec: TableSpec, count: int, gradients: Float32) -> Float3
     return np.ascontiguousarray(gradients)
 
 
-def require_finite(spec: TableSpec, ids: Int64, gradients: Float32) -> None:
-    """Refuses NaN and Inf; see `require_finite_of`."""
-    require_finite_of(spec.name, ids, gradients)
-
-
 def require_finite_of(table: str, ids: Int64, values: Float32, what: str = "gradient", advice: str = "") -> None:
     """Refuses NaN and Inf.
 

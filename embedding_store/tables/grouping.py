@@ -147,11 +147,6 @@ def unique_ids(ids: Int64) -> tuple[Int64, Int32]:
     return unique.copy(), inverse
 
 
-def group_ids(ids: Int64) -> Grouping:
-    """Groups ids, in new memory; else as `Indexer.group`."""
-    return Indexer().group(ids)
-
-
 @kernel
 def _all_different(ids: Int64, seen: npt.NDArray[np.uint64], bits: np.uint64) -> bool:
     if len(ids) == 0:
@@ -270,10 +265,6 @@ class Coalescer:
     def __init__(self) -> None:
         self._indexer = Indexer()
         self._sums = Scratch(np.float32)
-
-    def coalesce(self, ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
-        """As `coalesce`, in memory that the next call overwrites."""
-        return self.coalesce_many([(ids, gradients, 1.0)], pool)
 
     def coalesce_many(self, parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
         """As `coalesce_many`, in memory that the next call overwrites."""

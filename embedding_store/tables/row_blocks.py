@@ -1,7 +1,7 @@
 """Blocks of rows: made, chosen from and joined; and a table's rows in another dtype."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -88,28 +88,6 @@ class Scanned(Protocol):
     def table_state(self, table: str) -> TableState: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What a conversion did.
-
-    Attributes:
-        spec: The table in its new dtype.
-        rows: Rows converted; those that were never updated read their initial values there, too.
-        weight_bytes: Bytes of these rows' weights in the new dtype.
-        weight_bytes_before: And in the old one.
-        largest_error: Largest |weight there - weight here|.
-        error_bound: What no error can exceed: for int8 half of the largest row's scale (the largest weight of a row /
-            127), otherwise half the distance of neighbouring numbers at the largest weight; 0 for float32.
-    """
-
-    spec: TableSpec
-    rows: int
-    weight_bytes: int
-    weight_bytes_before: int
-    largest_error: float
-    error_bound: float
-
-
 def convert_table(
     source: Scanned,
     table: str,
@@ -118,7 +96,7 @@ def convert_table(
     block_rows: int = 65_536,
     *,
     trained: bool = True,
-) -> Conversion:
+) -> int:
     """Makes `table` in `target`, with the rows that it has in `source`, rounded to `dtype`.
 
     Slots go along, and what is counted for admission and eviction; not so into a table that is not trained: it gets an
@@ -133,6 +111,9 @@ def convert_table(
         block_rows: Rows that are converted at a time.
         trained: Whether the table may be trained there; one of int8 never is.
 
+    Returns:
+        Rows converted; those that were never updated read their initial values there, too.
+
     Raises:
         TableNotFound: `source` has no such table.
         SpecConflict: `target` has a table of that name.
@@ -144,19 +125,19 @@ def convert_table(
     there = spec_in_dtype(spec, dtype, trained)
     if table in target.specs() or not target.create_table(there):
         raise SpecConflict(f"the target has a table {table!r} already; drop it, or convert into an empty store")
-    rows, error, bound = 0, 0.0, 0.0
+    rows = 0
     try:
         for block in source.scan(table, block_rows):
             kept = block if there.optimizer == spec.optimizer else fresh_rows(there, block.ids, block.weights)
-            worst, limit = _put(target, there, kept)
-            rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
+            target.put(table, [kept])
+            rows += len(block.ids)
         state = source.table_state(table)
         if there.admission is not None or there.timed or follows_steps(there.optimizer):
             target.put_table_state(table, state)
     except BaseException:
         target.drop_table(table)
         raise
-    return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
+    return rows
 
 
 def spec_in_dtype(spec: TableSpec, dtype: str, trained: bool = True) -> TableSpec:
@@ -178,24 +159,3 @@ def spec_in_dtype(spec: TableSpec, dtype: str, trained: bool = True) -> TableSpe
             f"of {there.dtype} has no place for that; keep it in float32"
         )
     return there
-
-
-def _put(target: EmbeddingStore, spec: TableSpec, block: RowBlock) -> tuple[float, float]:
-    """Writes a block; its largest error, and what that may be."""
-    target.put(spec.name, [block])
-    read = target.lookup({spec.name: block.ids})[spec.name]
-    error = np.abs(read.astype(np.float64) - block.weights)
-    error[read == block.weights] = 0.0  # infinities among them
-    return float(error.max(initial=0.0)), _bound(spec.dtype, block.weights)
-
-
-def _bound(dtype: str, weights: Float32) -> float:
-    finite = np.abs(weights[np.isfinite(weights)], dtype=np.float64)
-    largest = float(finite.max(initial=0.0))
-    if dtype == "int8":
-        return max(float(np.float32(largest) / np.float32(127)), 2.0**-110) / 2
-    digits, least = {"float32": (None, 0), "float16": (11, -14), "bfloat16": (8, -126)}[dtype]
-    if digits is None:
-        return 0.0
-    exponent = max(int(np.frexp(largest)[1]) - 1, least)
-    return float(2.0 ** (exponent - digits))

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.contract.malformed import DocumentFields
-from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.contract.row_data import NEXT_VERSION, RowBlock, TableState
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tables.row_blocks import chosen_rows
@@ -18,7 +19,7 @@ from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import add_ids
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at, located, version_named
-from elastable.master.checkpoints.storage.manifest import AgedTouches, Manifest
+from elastable.master.checkpoints.storage.manifest import Manifest
 from elastable.master.checkpoints.storage.tensor_file import in_order, tensors_in
 from elastable.master.tasks.progress import Progress
 
@@ -342,7 +343,6 @@ def chained_rows(chain: Sequence[Checkpoint], table: str) -> Iterator[RowBlock]:
     """
     newer = IdIndex()
     live: IdIndex | None = None  # the newest list holds all that older ones could say
-    aged = AgedTouches()  # from this checkpoint to the newest
     for place, checkpoint in enumerate(chain):
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1
@@ -355,12 +355,21 @@ def chained_rows(chain: Sequence[Checkpoint], table: str) -> Iterator[RowBlock]:
                 add_ids(newer, block.ids)
             block = block if counts.all() else chosen_rows(block, counts)
             if len(block.ids):
-                yield aged.age(block)
+                yield _aged(block, entry.spec, checkpoint.version, chain[0].version)
         if last:
             return
         if entry.live is not None and live is None:
             live = IdIndex()
             for tensors in in_order(partial(_tensors_of, checkpoint, names=_IDS), entry.live):
                 add_ids(live, tensors["ids"])
-        before = chain[place + 1].version
-        aged = (entry.aged or AgedTouches.of_trained(entry.spec, before, checkpoint.version)).then(aged)
+
+
+def _aged(block: RowBlock, spec: TableSpec, version: int, newest: int) -> RowBlock:
+    """Rows that no commit changed since a version, as they are at the newest; the table was frozen in none between."""
+    if block.touches is None or spec.eviction is None or version == newest:
+        return block
+    touches, every = block.touches.copy(), spec.eviction.every
+    touches[touches[:, 0] == NEXT_VERSION, 0] = version + 1
+    if newest // every > version // every:  # an eviction has begun to count anew how often rows are touched
+        touches[:, 1] = 0
+    return replace(block, touches=touches)

@@ -3,21 +3,18 @@
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
-from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, ServerChanges, ServersDirtyRows
+from elastable.master.checkpoints.dirty_rows import DirtyRows, ServersDirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
-from elastable.master.checkpoints.storage.manifest import AgedTouches
 from elastable.master.checkpoints.writing import require_reached, write_checkpoint
 from elastable.master.tasks.progress import Progress
 
@@ -54,10 +51,10 @@ class CheckpointSeries:
         self._full_every = full_every
         self._writing = threading.Lock()
         self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
-        self._failures = 0
         self._store = store
         self._dirty: DirtyRows | ServersDirtyRows | None = None
-        self._touches = TouchHistory(store.specs() if full_every > 1 else {})
+        self._evicting = {name for name, spec in store.specs().items() if spec.eviction is not None}
+        self._frozen = set[str]()  # of those, that were since the last checkpoint
         if full_every > 1:
             self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
 
@@ -77,14 +74,16 @@ class CheckpointSeries:
         if isinstance(self._store, ShardStore):
             require_reached(self._files, self._store, version)
 
-    def committed(self, updates: Mapping[str, TableUpdate], version: int, frozen: Collection[str] = ()) -> None:
+    def committed(self, updates: Mapping[str, TableUpdate], frozen: Collection[str] = ()) -> None:
         """Collects what a commit changed. Called by the thread that commits, for every commit.
 
         Args:
             updates: As of `Commit`; nothing where store servers have seen them.
+            frozen: As of `Commit`. A table with eviction that was frozen is saved whole: its rows have not aged as
+                versions passed.
         """
         self.rows_changed(updates)
-        self._touches.add(version, frozen)
+        self._frozen |= self._evicting.intersection(frozen)
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
         """Collects rows that were changed besides commits, between two of them."""
@@ -97,7 +96,7 @@ class CheckpointSeries:
         """Starts the checkpoint of the current version: takes what changed since the previous one.
 
         Called by the thread that commits. The function it returns writes the checkpoint; any thread calls it, once, and
-        calls of others wait meanwhile. If it raises, the next checkpoint also holds the changes of this one.
+        calls of others wait meanwhile. If it raises, the next checkpoint is full.
 
         Args:
             source: A pin of the version, or the store if nothing is committed until all is written.
@@ -107,45 +106,27 @@ class CheckpointSeries:
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
-        changes, give_back = self._taken(progress.version)
-        aged = self._touches.take()
-        failures = self._failures
+        changes = None if self._dirty is None else self._dirty.take(progress.version)
+        frozen, self._frozen = self._frozen, set[str]()
 
         def write() -> str:
             with self._writing:
-                # An earlier checkpoint that has failed since took changes that these lack.
-                base = self._usable_base() if changes is not None and failures == self._failures else None
-                try:
-                    address = write_checkpoint(
-                        self._files,
-                        source,
-                        dense,
-                        job,
-                        progress,
-                        keep=self._keep,
-                        base=base,
-                        changes=changes,
-                        aged=aged,
-                    )
-                except BaseException:
-                    self._failures += 1
-                    give_back()
-                    self._touches.give_back(aged)
-                    raise
+                base, self._base = self._usable_base() if changes is not None else None, None
+                address = write_checkpoint(
+                    self._files,
+                    source,
+                    dense,
+                    job,
+                    progress,
+                    keep=self._keep,
+                    base=base,
+                    changes=changes,
+                    whole=frozen,
+                )
                 self._base = open_named(self._files, address.rpartition("/")[2])
                 return address
 
         return write
-
-    def _taken(self, version: int) -> tuple[Changes | ServerChanges | None, Callable[[], None]]:
-        """What changed, and what to call if it is not written."""
-        if self._dirty is None:
-            return None, lambda: None
-        if isinstance(self._dirty, ServersDirtyRows):
-            of_servers = self._dirty.take(version)
-            return of_servers, partial(self._dirty.give_back, of_servers)
-        changes = self._dirty.take(version)
-        return changes, partial(self._dirty.give_back, changes)
 
     def _usable_base(self) -> Checkpoint | None:
         if self._base is None or len(self._base.chain()) >= self._full_every:
@@ -155,36 +136,3 @@ class CheckpointSeries:
         except CheckpointError:
             return None
         return found if found.manifest.checksum == self._base.manifest.checksum else None
-
-
-class TouchHistory:
-    """Notes `AgedTouches` of every table with eviction, commit by commit, from checkpoint to checkpoint.
-
-    `add` and `take` are called by the thread that commits; `give_back` by any.
-    """
-
-    def __init__(self, specs: Mapping[str, TableSpec]) -> None:
-        self._every = {name: spec.eviction.every for name, spec in specs.items() if spec.eviction is not None}
-        self._lock = threading.Lock()
-        self._since = self._nothing()
-
-    def add(self, version: int, frozen: Collection[str]) -> None:
-        """A commit was made, in which these tables were frozen."""
-        with self._lock:
-            for name, every in self._every.items():
-                if name not in frozen:
-                    self._since[name] = self._since[name].then(AgedTouches(version, not version % every))
-
-    def take(self) -> dict[str, AgedTouches]:
-        """What happened since the last call, by table; starts anew."""
-        with self._lock:
-            taken, self._since = self._since, self._nothing()
-            return taken
-
-    def give_back(self, taken: Mapping[str, AgedTouches]) -> None:
-        """The checkpoint of this failed: the next one has to tell it, too."""
-        with self._lock:
-            self._since = {name: taken[name].then(newer) for name, newer in self._since.items()}
-
-    def _nothing(self) -> dict[str, AgedTouches]:
-        return dict.fromkeys(self._every, AgedTouches())

@@ -4,11 +4,10 @@ import dataclasses
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from elastable.master.checkpoints.storage.checkpoint_locations import (
     files_at,
     version_named,
 )
-from elastable.master.checkpoints.storage.manifest import AgedTouches, Base, Manifest, TableEntry
+from elastable.master.checkpoints.storage.manifest import Base, Manifest, TableEntry
 from elastable.master.checkpoints.storage.tensor_file import FileWriter
 from elastable.master.tasks.progress import Progress
 
@@ -54,7 +53,7 @@ def write_checkpoint(
     keep: int = 3,
     base: Checkpoint | None = None,
     changes: Changes | ServerChanges | None = None,
-    aged: Mapping[str, AgedTouches] = MappingProxyType({}),
+    whole: Collection[str] = (),
 ) -> str:
     """Writes one version; any thread may do so, and training may continue if `source` is a pin.
 
@@ -68,7 +67,7 @@ def write_checkpoint(
         keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
         base: What to build upon, with `changes`; None: the checkpoint is full.
         changes: What changed since the version of `base` (`DirtyRows.take`; of store servers `ServersDirtyRows.take`).
-        aged: Table -> what became of the touches of its other rows since then (`TouchHistory.take`).
+        whole: Tables of which all rows are written all the same.
 
     Returns:
         The checkpoint's address.
@@ -89,7 +88,7 @@ def write_checkpoint(
             files.discard(left)
         name = checkpoint_name(progress.version, files.names())
         draft = files.begin(name)
-        manifest = _write_files(files, draft, source, dense, job, progress, base, changes, aged)
+        manifest = _write_files(files, draft, source, dense, job, progress, base, changes, whole)
         _refuse_other_version(source, progress)
         source.renew()  # a store that was restarted while it was read has no tables, and does not know the pin
         files.commit(draft, name, [memoryview(manifest.to_json().encode())])
@@ -126,13 +125,13 @@ def _write_files(
     progress: Progress,
     base: Checkpoint | None,
     changes: Changes | ServerChanges | None,
-    aged: Mapping[str, AgedTouches],
+    whole: Collection[str],
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
     with FileWriter(files, draft, note, background=source.pinned) as out:
         out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
         specs = dict(sorted(source.specs().items()))
-        before = {} if base is None else base.manifest.tables
+        before = set() if base is None else set(base.manifest.tables).difference(whole)
         saves = [
             _table_save(name, f"table-{number:04d}", _changed(source, name, changes) if name in before else None)
             for number, name in enumerate(specs)
@@ -149,8 +148,6 @@ def _write_files(
         entries = {**out.entries(), **saved.files}
         tables = {of.table: _entry(specs[of.table], of, saved, states[of.table]) for of in saves}
     builds = base is not None and not all(entry.whole for entry in tables.values())
-    if base is not None:
-        tables = {name: _aged(entry, base.version, progress.version, aged.get(name)) for name, entry in tables.items()}
     return Manifest(
         progress.version,
         {**dataclasses.asdict(job), "store_url": redacted(job.store_url)},
@@ -179,12 +176,6 @@ def _table_save(table: str, prefix: str, changed: ChangedTable | None) -> TableS
 def _entry(spec: TableSpec, of: TableSave, saved: SavedRows, state: str | None) -> TableEntry:
     rows = saved.tables.get(of.table, SavedTable(0, 0, ()))
     return TableEntry(spec, rows.rows, rows.written, rows.files, of.whole, rows.live if of.live else None, state)
-
-
-def _aged(entry: TableEntry, before: int, version: int, aged: AgedTouches | None) -> TableEntry:
-    """The entry, which says what became of touches where its reader could not know."""
-    known = aged is None or entry.whole or aged == AgedTouches.of_trained(entry.spec, before, version)
-    return entry if known else dataclasses.replace(entry, aged=aged)
 
 
 def _refuse_other_version(source: Snapshot, progress: Progress) -> None:

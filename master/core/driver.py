@@ -10,7 +10,7 @@ from functools import partial
 
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, JobFailed
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.measures import Counts, Durations, VersionTrace
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.support.retry import retry
@@ -283,12 +283,7 @@ class Driver:
             self._waits.published(tickets)
 
     def _next_work(self) -> Work:
-        """Waits for something to do.
-
-        Raises:
-            JobFailed: there was no worker for longer than the options allow.
-        """
-        alone_since, limit = time.monotonic(), self._options.no_worker_timeout_s
+        """Waits for something to do."""
         idle = self._work_here is None
         while True:
             if self._state.concurrent and self._evaluations.give_up_unreadable():
@@ -297,10 +292,6 @@ class Driver:
             with self._waits.changing():
                 if (work := self._state.next_work()) is not None:
                     return work
-                if self._state.workers.present:
-                    alone_since = time.monotonic()
-                if limit is not None and time.monotonic() - alone_since > limit:
-                    raise JobFailed(f"no worker for {limit} s while work remains")
                 if idle:
                     self._changed.wait(_LONGEST_WAIT_S)
             idle = self._work_here is None or not self._work_here()

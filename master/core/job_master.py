@@ -50,6 +50,7 @@ from elastable.master.tasks.worker_records import LocalSession
 _log = logging.getLogger(__name__)
 
 _METRICS_AGE_S = 0.5
+_PUSH_DEADLINE_S = 60.0  # that an async push may wait for its commit
 _SETTLED_S = 60.0  # beyond its own time, in which every wait is answered
 
 
@@ -224,7 +225,7 @@ class Master(ServedMaster):
         return at_once(snapshot)
 
     def report_gradient(self, push: Push) -> PushReply:
-        return self.report_gradient_later(push).result(self._options.push_deadline_s + _SETTLED_S)
+        return self.report_gradient_later(push).result(_PUSH_DEADLINE_S + _SETTLED_S)
 
     def report_gradient_later(self, push: Push) -> Future[PushReply]:
         try:
@@ -265,7 +266,7 @@ class Master(ServedMaster):
 
         if ticket.committed or self._state.over:
             return at_once(reply(ticket.committed))
-        return self._waits.for_commit(ticket, reply, self._options.push_deadline_s)
+        return self._waits.for_commit(ticket, reply, _PUSH_DEADLINE_S)
 
     def _wake_driver(self) -> None:
         """Called under the lock, of which the driver alone is notified: it need not look at what changes nothing."""

@@ -48,7 +48,7 @@ _PARSERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
             "rediss://h?ca=/tmp/ca.pem&before_image_bytes=1",
         ],
     ),
-    "tier options": (TierOptions.taken_from, ["file:///data/rows?budget=2GiB&unclean=drop", "file:///%20a"]),
+    "tier options": (TierOptions.taken_from, ["file:///data/rows?budget=2GiB&log=none", "file:///%20a"]),
     "shards": (shard_urls, ["token:memory,redis://a:1,b:2,file:///x", "encoding:memory,memory"]),
     "storage": (storage_of_url, ["token:redis://a,redis://b", "file:///x"]),
     "size": (byte_count, ["64MiB", "2 GiB", "1000"]),

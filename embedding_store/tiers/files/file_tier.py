@@ -147,7 +147,7 @@ class FileTier(Tier):
         for table, (ids, positions) in deleted.items():
             self._table(table).delete(ids, positions)
         for files, records in writes:
-            files.write(records, shared_pool())
+            files.write(records)
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         self._require_open()

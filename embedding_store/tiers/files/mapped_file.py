@@ -1,11 +1,9 @@
-"""A file of items of one size, at positions 0, 1, 2, ...: mapped to be read, and where that is safe to be written."""
+"""A file of items of one size, at positions 0, 1, 2, ...: mapped to be read, written by system calls."""
 
-import ctypes
 import errno
 import mmap
 import os
 import struct
-import sys
 import zlib
 from pathlib import Path
 
@@ -26,9 +24,8 @@ _FEWEST_ITEMS = 1024
 class MappedFile:
     """The file is as long as the items that it has room for, and sparse; blocks are taken by `allocate`.
 
-    So a full disk is met before anything is written. Items are written by `pwrite`, or where `writable` allows it,
-    through the mapping. There, a file system that writes a block elsewhere and has no room for it would end the
-    process, and after each `fsync` the first change of a page is slow. One call writes at a time.
+    So a full disk is met before anything is written. Items are written by `pwrite`: through the mapping, a file system
+    that writes a block elsewhere and has no room for it would end the process. One call writes at a time.
 
     Attributes:
         path: Of the file.
@@ -40,9 +37,7 @@ class MappedFile:
 
     begin = _HEADER_BYTES
 
-    def __init__(
-        self, path: Path, kind: bytes, token: bytes, item_bytes: int, fresh: bool, items: int = 0, synced: bool = True
-    ) -> None:
+    def __init__(self, path: Path, kind: bytes, token: bytes, item_bytes: int, fresh: bool, items: int = 0) -> None:
         """Opens the file.
 
         Args:
@@ -52,7 +47,6 @@ class MappedFile:
             item_bytes: Bytes of an item.
             fresh: Whether to begin with an empty file, whatever is there.
             items: How many it must have room for, unless it is fresh.
-            synced: Whether `sync` is called from time to time.
 
         Raises:
             StoreBroken: it is missing, cut short, or another file.
@@ -65,7 +59,6 @@ class MappedFile:
         fields = _HEADER.pack(_MAGIC, kind, token, item_bytes)
         header = fields + _CHECK.pack(zlib.crc32(fields))
         self.fd = opened_part(path, fresh)
-        self._write_mapped = not synced and overwrites_in_place(self.fd)
         try:
             if fresh:
                 self._begin(header)
@@ -136,28 +129,13 @@ class MappedFile:
             return mapped
         if length < _HEADER_BYTES + self.items * self.item_bytes:
             return np.empty(0, np.uint8)
-        memory = self._map(length)
-        if memory is None:
+        try:
+            memory = mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError:  # there are file systems that map nothing
             return np.empty(0, np.uint8)
         memory.madvise(mmap.MADV_RANDOM)
         self._mapped = np.frombuffer(memory, np.uint8)
         return self._mapped
-
-    def writable(self) -> UInt8 | None:
-        """As `mapped`, to write items that were allocated; None: they must be written by system calls."""
-        file = self.mapped()
-        return file if len(file) and self._write_mapped else None
-
-    def _map(self, length: int) -> mmap.mmap | None:
-        if self._write_mapped:
-            try:
-                return mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            except OSError:
-                self._write_mapped = False
-        try:
-            return mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
-        except OSError:  # there are file systems that map nothing
-            return None
 
     def data_ranges(self) -> list[tuple[int, int]]:
         """Ranges of positions that may hold anything but zeros, ascending; the rest of the file has no blocks."""
@@ -259,24 +237,3 @@ def opened_part(path: Path, fresh: bool) -> int:
             return os.open(path, flags, 0o600)
         except FileNotFoundError as error:
             raise StoreBroken(f"{path} is missing: restore a checkpoint into an empty folder") from error
-
-
-# What the file system of a file promises
-
-
-_EXT, _TMPFS = 0xEF53, 0x01021994
-_WORDS = 64  # more than the system fills in
-
-
-def overwrites_in_place(fd: int) -> bool:
-    """Whether what is written to allocated blocks never needs others, so that it cannot meet a full disk.
-
-    So it is with ext4 and tmpfs. XFS and Btrfs write shared blocks elsewhere, ZFS all of them, and what lies below an
-    overlay is not known; of whatever else there is, the answer is False.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    found = (ctypes.c_long * _WORDS)()
-    if ctypes.CDLL(None).fstatfs(fd, found):
-        return False
-    return int(found[0]) in (_EXT, _TMPFS)

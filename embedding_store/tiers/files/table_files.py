@@ -28,9 +28,6 @@ from elastable.embedding_store.tiers.files.mapped_file import MappedFile
 MOST_POSITIONS = 1 << 40
 
 _ROWS_A_THREAD = 1 << 8
-# From one record to the next; farther apart, they are not written through memory, because the system then writes all
-# of a large page (256 KiB) for a changed byte.
-_FAR_BYTES = 1 << 15
 _OWNER_BYTES = 16
 _OWNERS_READ = 1 << 18  # at a time
 
@@ -81,7 +78,7 @@ class TableFiles:
         self._stride = record_stride(self._first, self._rest)
         self._writing = threading.Lock()
         fresh = items is None
-        self._rows = MappedFile(folder / f"{number}.rows", b"rows", token, self._stride, fresh, items or 0, fsync)
+        self._rows = MappedFile(folder / f"{number}.rows", b"rows", token, self._stride, fresh, items or 0)
         try:
             self._owners = MappedFile(folder / f"{number}.ids", b"ids", token, _OWNER_BYTES, fresh, items or 0)
             if not clean:
@@ -134,14 +131,14 @@ class TableFiles:
             missing = self._read_again(wanted, missing)
         return missing
 
-    def write(self, changed: Records, pool: RangePool) -> None:
+    def write(self, changed: Records) -> None:
         """Writes records, for which there must be room. Raises `StoreFailed`: some may have been written."""
         ids, positions = changed.ids, changed.positions
         if not len(ids):
             return
         order = np.argsort(positions) if (np.diff(positions) < 0).any() else np.arange(len(positions))
         with self._writing:
-            self._put_records(changed, order, pool)
+            self._put_records(changed, order)
             ids, positions = ids[order], positions[order]
             owners = np.stack((ids, owner_stamps(ids, positions)), axis=1)
             new = np.flatnonzero((self._owners_at(positions) != owners).any(axis=1))
@@ -215,23 +212,11 @@ class TableFiles:
         pool.run(some, len(wanted.ids), _ROWS_A_THREAD)
         return sum(counts)
 
-    def _put_records(self, changed: Records, order: Int64, pool: RangePool) -> None:
-        ids, positions, rows, failed = changed.ids, changed.positions, changed.rows, list[int]()
-        span = int(positions[order[-1]] - positions[order[0]]) * self._stride
-        file = self._rows.writable() if span <= len(ids) * _FAR_BYTES else None
-        mapped = self._rows.mapped() if file is None else file
-        place = mapped, file is not None, self._rows.fd, self._rows.begin, self._first
-
-        def some(start: int, stop: int) -> None:
-            at = store_checked(*place, ids, positions, rows, order, start, stop)
-            if at >= 0:
-                failed.append(at)
-
-        (SERIAL if file is None else pool).run(
-            some, len(ids), _ROWS_A_THREAD
-        )  # system calls would wait for one another
-        if failed:
-            raise self._rows.write_failed(int(positions[order[min(failed)]]))
+    def _put_records(self, changed: Records, order: Int64) -> None:
+        place = self._rows.mapped(), self._rows.fd, self._rows.begin, self._first
+        at = store_checked(*place, changed.ids, changed.positions, changed.rows, order)
+        if at >= 0:
+            raise self._rows.write_failed(int(changed.positions[order[at]]))
 
     def _read_again(self, wanted: Records, indices: Int64) -> Int64:
         """Reads records that failed, now while nobody writes; indices of those that are not there.
@@ -308,7 +293,6 @@ _pwrite = types.ExternalFunction("pwrite", _SIGNATURE)
 
 _RECORDS_AHEAD = 6
 _RUN_BYTES = 1 << 18  # that one system call writes; written so, the system's cache has large pages and is read faster
-_LEAST_RUN_BYTES = 1 << 14  # from here on, a system call is no slower than writing through memory
 _GAP_BYTES = 1 << 12  # up to here, to write what lies between two records takes less time than a second system call
 
 
@@ -377,62 +361,43 @@ def load_checked(
 
 @kernel
 def store_checked(
-    file: UInt8,
-    through: bool,
-    fd: int,
-    begin: int,
-    first: int,
-    ids: Int64,
-    positions: Int64,
-    rows: UInt8,
-    order: Int64,
-    start: int,
-    stop: int,
+    file: UInt8, fd: int, begin: int, first: int, ids: Int64, positions: Int64, rows: UInt8, order: Int64
 ) -> int:
-    """Writes records with their checks. Nobody else writes records meanwhile, except of other ranges of `order`.
+    """Writes records with their checks, those that lie near one another by one system call: what lies between them is
+    written again. Nobody else writes records meanwhile.
 
     Args:
         file: uint8: the file, mapped, with room for all the records; empty: it cannot be mapped.
-        through: Whether records are written through `file`, which is writable then. Many that follow one another are
-            written by one system call all the same. If False, one system call also writes records that lie near one
-            another, and what lies between them again; the range must be all of `order` then.
         fd: The open file.
         begin: Where in it record 0 lies, in bytes.
         first: Bytes of a record's first part.
         ids, positions: int64 `[n]`.
         rows: uint8 `[n, record_bytes]`.
         order: int64 `[n]`: indices of the rows by ascending position.
-        start, stop: The range of `order` that is written.
 
     Returns:
         -1, or the index in `order` of a record that could not be written.
     """
-    width = rows.shape[1]
+    width, stop = rows.shape[1], len(order)
     stride, flat, lines = record_stride(first, width - first), rows.reshape(-1), file.reshape(-1, 1)
     most, gap = max(1, _RUN_BYTES // stride), 1
-    if len(file) and not through:
+    if len(file):
         gap += _GAP_BYTES // stride
-    staged, at = np.empty(most * stride, np.uint8), begin
-    i = start
+    staged = np.empty(most * stride, np.uint8)
+    i = 0
     while i < stop:
         after = _run_end(positions, order, i, stop, most, gap)
         size = stride * (positions[order[after - 1]] - positions[order[i]] + 1)
-        in_place = through and size < _LEAST_RUN_BYTES
         end = at = begin + stride * positions[order[i]]
         for k in range(i, after):
             if len(file):
                 prefetch_bytes(lines, begin + stride * positions[order[min(k + _RECORDS_AHEAD, stop - 1)]], stride)
             place = begin + stride * positions[order[k]]
-            if in_place:
-                _put_record(file, place, flat, order[k], width, first, ids, positions)
-            else:
-                if place > end:
-                    copy_bytes(staged, end - at, file, end, place - end)
-                _put_record(staged, place - at, flat, order[k], width, first, ids, positions)
+            if place > end:
+                copy_bytes(staged, end - at, file, end, place - end)
+            _put_record(staged, place - at, flat, order[k], width, first, ids, positions)
             end = place + stride
-        if in_place:
-            pass
-        elif _pwrite(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(size), np.int64(at)) != size:
+        if _pwrite(np.int32(fd), np.uintp(staged.ctypes.data), np.uintp(size), np.int64(at)) != size:
             return i
         i = after
     return -1

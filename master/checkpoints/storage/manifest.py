@@ -3,16 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
-from elastable.embedding_store.contract.row_data import NEXT_VERSION, RowBlock
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.shards.server_contract import SavedFile
 from elastable.master.tasks.progress import Progress
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,6 @@ class TableEntry:
         live: Of a table of an increment that gave up rows: files of the ids of
             all rows that there are; None: none was given up since the base.
         state: File of what the table keeps besides its rows (`TableState`); None: nothing.
-        aged: Of a table of an increment that was frozen for a while: what became of the touches of rows that did not
-            change since the base. None: it took part in every version.
     """
 
     spec: TableSpec
@@ -47,7 +44,6 @@ class TableEntry:
     whole: bool = True
     live: tuple[str, ...] | None = None
     state: str | None = None
-    aged: "AgedTouches | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,6 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
             bool(entry["whole"]),
             None if entry["live"] is None else tuple(entry["live"]),
             entry["state"],
-            _aged(entry["aged"]),
         )
         for name, entry in fields["tables"].items()
     }
@@ -167,48 +162,8 @@ def _parsed(fields: DocumentFields, checksum: str) -> Manifest:
     )
 
 
-def _aged(fields: DocumentFields | None) -> "AgedTouches | None":
-    if fields is None:
-        return None
-    return AgedTouches(None if fields["first"] is None else int(fields["first"]), bool(fields["counted"]))
-
-
 def _require_in_folder(names: Iterable[object]) -> None:
     """Raises `ValueError` for a name that would lead out of the folder that it is read from."""
     for name in names:
         if not isinstance(name, str) or name in ("", ".", "..") or any(part in name for part in "/\\\0"):
             raise ValueError(f"it names {name!r}, which is no name of a file in its folder")
-
-
-@dataclass(frozen=True, slots=True)
-class AgedTouches:
-    """Of a table with eviction, from one checkpoint to the next.
-
-    Attributes:
-        first: The first version in which the table took part (was not frozen); None: it was frozen in all of them.
-        counted: Whether an eviction has begun to count anew how often rows are touched.
-    """
-
-    first: int | None = None
-    counted: bool = False
-
-    @classmethod
-    def of_trained(cls, spec: TableSpec, before: int, version: int) -> "AgedTouches":
-        """Of a table that was not frozen in any version from `before` + 1 to `version`."""
-        every = 1 if spec.eviction is None else spec.eviction.every
-        return cls(before + 1 if version > before else None, version // every > before // every)
-
-    def then(self, newer: "AgedTouches") -> "AgedTouches":
-        """Of both times together, this one first."""
-        return AgedTouches(newer.first if self.first is None else self.first, self.counted or newer.counted)
-
-    def age(self, block: RowBlock) -> RowBlock:
-        """Rows that no commit changed meanwhile, as they are at the end."""
-        if block.touches is None:
-            return block
-        touches = block.touches.copy()
-        if self.first is not None:
-            touches[touches[:, 0] == NEXT_VERSION, 0] = self.first
-        if self.counted:
-            touches[:, 1] = 0
-        return replace(block, touches=touches)

@@ -22,7 +22,7 @@ def home(tmp_path: Path) -> Path:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         series = CheckpointSeries(tmp_path / "saved", store)
         for ids in (list(range(40)), [3, 77]):
-            series.committed(commit(store, {"fixed": ids, "dynamic": ids}), store.version())
+            series.committed(commit(store, {"fixed": ids, "dynamic": ids}))
             version = store.version()
             series.begin(store, dense_of(version), JOB, progress_of(version))()
     return tmp_path / "saved"

@@ -54,10 +54,10 @@ def test_training_goes_on_beside_writing_and_full_disks(tmp_path: Path, caplog: 
     disk = Disk(tmp_path)
     with created(MemoryStore(), [DYNAMIC]) as store, MemoryStore() as other:
         writer, series = writer_of(store, disk)
-        series.committed(commit(store, {"dynamic": list(range(50))}), store.version())
+        series.committed(commit(store, {"dynamic": list(range(50))}))
         disk.goes_on.clear()
         save(writer, store)
-        series.committed(commit(store, {"dynamic": [1]}), store.version())  # while it waits
+        series.committed(commit(store, {"dynamic": [1]}))  # while it waits
         disk.goes_on.set()
         writer.wait()
         disk.full = True
@@ -68,7 +68,7 @@ def test_training_goes_on_beside_writing_and_full_disks(tmp_path: Path, caplog: 
         assert "No space left on device" in caplog.text
         assert disk.names() == ["ckpt-0000000001"]
         disk.full = False
-        series.committed(commit(store, {"dynamic": [2]}), store.version())
+        series.committed(commit(store, {"dynamic": [2]}))
         save(writer, store)
         writer.close()
         found = open_checkpoint(tmp_path)
@@ -101,7 +101,7 @@ def test_training_waits_for_the_one_after_a_pin_was_given_up(tmp_path: Path, cap
             return write
 
         writer = CheckpointWriter(store, begin)
-        series.committed(commit(store, {"dynamic": [1]}), store.version())
+        series.committed(commit(store, {"dynamic": [1]}))
         with caplog.at_level(logging.WARNING):
             save(writer, store)
             writer.wait()

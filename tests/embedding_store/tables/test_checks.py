@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, NotFinite
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer
-from elastable.embedding_store.tables.checks import as_ids, require_block, require_finite, require_ids
+from elastable.embedding_store.tables.checks import as_ids, require_block, require_finite_of, require_ids
 from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.embedding_store.wire.access.credentials import Role
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -72,10 +72,10 @@ def test_what_is_no_id(values: np.ndarray, message: str) -> None:
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (4, 1), (6, 2)])
 def test_values_that_are_not_finite(value: float, row: int, column: int) -> None:
     ids, gradients = np.arange(7) + 100, np.full((7, 3), 3e38, np.float32)
-    require_finite(DYNAMIC, ids, gradients)
+    require_finite_of("people", ids, gradients)
     gradients[row, column] = value
     with pytest.raises(NotFinite, match=rf"'people'.*id {row + 100} \(position {row}\) is {value} in column {column}"):
-        require_finite(DYNAMIC, ids, gradients)
+        require_finite_of("people", ids, gradients)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store import Coalescer, Grouping, Indexer, coalesce, coalesce_many, group_ids, unique_ids
+from elastable.embedding_store import Coalescer, Grouping, Indexer, coalesce, coalesce_many, unique_ids
 from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.tables.grouping import sum_by_position
@@ -52,7 +52,9 @@ def test_one_thread_groups_while_another_one_sums(distinct_first: int, spread: i
             assert (beside.gradients is gradients) is (distinct_first == 40_000 and scale == 1.0)
     finally:
         pool.close()
-    np.testing.assert_array_equal(coalescer.coalesce(ids, gradients, pool).ids, coalesce(ids, gradients).ids)
+    np.testing.assert_array_equal(
+        coalescer.coalesce_many([(ids, gradients, 1.0)], pool).ids, coalesce(ids, gradients).ids
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_one_coalescer_for_batch_after_batch(batches: list[list[int]], dim: int)
     for values in batches:
         ids = np.array(values, np.int64)
         gradients = np.random.default_rng(len(values)).normal(size=(len(values), dim)).astype(np.float32)
-        found, expected = coalescer.coalesce(ids, gradients), coalesce(ids, gradients)
+        found, expected = coalescer.coalesce_many([(ids, gradients, 1.0)]), coalesce(ids, gradients)
         assert found.ids.tobytes() == expected.ids.tobytes()
         assert found.gradients.tobytes() == expected.gradients.tobytes()
 
@@ -129,7 +131,7 @@ def test_a_loop_allocates_nothing(what: str) -> None:
     def work() -> None:
         for ids in batches:
             if what == "sums":
-                coalescer.coalesce(ids, gradients[: len(ids)])
+                coalescer.coalesce_many([(ids, gradients[: len(ids)], 1.0)])
             else:
                 indexer.group(ids)
 
@@ -152,8 +154,7 @@ def check(found: Grouping, values: list[int]) -> None:
 def test_any_ids_batch_after_batch(batches: list[list[int]]) -> None:
     indexer = Indexer()
     for values in batches:
-        for found in (indexer.group(np.array(values, np.int64)), group_ids(np.array(values, np.int64))):
-            check(found, values)
+        check(indexer.group(np.array(values, np.int64)), values)
         unique, inverse = indexer.unique(np.array(values, np.int64))
         np.testing.assert_array_equal(unique[inverse], values)
 

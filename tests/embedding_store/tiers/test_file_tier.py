@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +19,7 @@ import pytest
 from elastable.embedding_store.contract.tier import TierTable
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.native.record_checks import record_stride
-from elastable.embedding_store.tiers.files import table_files
 from elastable.embedding_store.tiers.files.file_tier import FileTier
-from elastable.embedding_store.tiers.files.mapped_file import overwrites_in_place
-from elastable.embedding_store.tiers.files.table_files import store_checked
 from tests.embedding_store.tiers.tier_places import everything, records
 
 TABLE = TierTable("t", 264, b"described", first_bytes=100)
@@ -383,46 +379,21 @@ def change_half(tier: FileTier) -> dict[int, bytes]:
 MAPPED_FILE = "elastable.embedding_store.tiers.files.mapped_file"
 
 
-@pytest.mark.parametrize("way", ["memory", "fsync", "other file system", "mapped to be read", "not mapped", "sparse"])
+@pytest.mark.parametrize("way", ["fsync", "none", "not mapped"])
 def test_records_written_in_any_way_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    def map_to_be_read(fd: int, length: int, flags: int, protection: int) -> mmap.mmap:
-        if way == "not mapped":
-            raise OSError(errno.ENODEV, "No such device")
-        if protection & mmap.PROT_WRITE:
-            raise OSError(errno.EACCES, "Permission denied")
-        return mmap.mmap(fd, length, flags, protection)
+    def refuse(*_: object) -> mmap.mmap:
+        raise OSError(errno.ENODEV, "No such device")
 
-    def noted(file: np.ndarray, through: bool, *rest: Any) -> int:
-        ways.add(through)
-        return store_checked(file, through, *rest)
-
-    ways = set[bool]()
-    monkeypatch.setattr(table_files, "store_checked", noted)
-    monkeypatch.setattr(f"{MAPPED_FILE}.overwrites_in_place", lambda fd: way != "other file system")
-    if way in ("mapped to be read", "not mapped"):
-        monkeypatch.setattr(f"{MAPPED_FILE}.mmap", SimpleNamespace(**{**vars(mmap), "mmap": map_to_be_read}))
-    if way == "sparse":
-        monkeypatch.setattr(table_files, "_FAR_BYTES", 0)
+    if way == "not mapped":
+        monkeypatch.setattr(f"{MAPPED_FILE}.mmap", SimpleNamespace(**{**vars(mmap), "mmap": refuse}))
     with FileTier(tmp_path / "s", fsync=way == "fsync") as tier:
         tier.create(TABLE)
         tier.write([records("t", IDS, POSITIONS, ROWS)], {}, 7)
         now = change_half(tier)
-        assert ways == {way == "memory"}
         assert everything(tier, "t") == now
         tier.put_state(b"next")
     with FileTier(tmp_path / "s") as tier:
         assert everything(tier, "t") == now
-
-
-def test_only_file_systems_that_write_blocks_where_they_are_are_written_through_memory() -> None:
-    with Path("/proc/self/status").open() as file:
-        assert not overwrites_in_place(file.fileno())
-    descriptor = os.memfd_create("memory")
-    try:
-        assert overwrites_in_place(descriptor)
-    finally:
-        os.close(descriptor)
-    assert not overwrites_in_place(descriptor)
 
 
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])

@@ -20,7 +20,7 @@ import pytest
 
 from elastable.embedding_store import RemoteSource, SharedMemoryStore, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.wire.shared import attachment, sealed_memory
@@ -154,8 +154,6 @@ def test_without_seals_descriptors_are_still_for_reading(held: ExitStack, monkey
 
 def come_as(user: int, name: str, token: bytes, said: multiprocessing.SimpleQueue[str]) -> None:
     os.setuid(user)
-    attachment._ROOT = -1  # the owner is root, whom its own processes may trust
-    os.environ[attachment.USERS_VARIABLE] = "0"
     try:
         Attachment(name, token).close()
     except OSError as error:
@@ -164,7 +162,7 @@ def come_as(user: int, name: str, token: bytes, said: multiprocessing.SimpleQueu
         said.put("let in")
 
 
-def test_another_user_is_let_in_only_where_the_environment_names_them(
+def test_another_user_is_not_let_in(
     store: SharedMemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = 65_534
@@ -195,11 +193,6 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
     with caplog.at_level(logging.WARNING):
         assert come() != "let in"
     assert "of user" in caplog.text or os.geteuid() != 0
-    monkeypatch.setenv(attachment.USERS_VARIABLE, f"7, {stranger}")
-    assert come() == "let in"
-    monkeypatch.setenv(attachment.USERS_VARIABLE, "nobody")
-    with pytest.raises(BadInput, match="ELASTABLE_SHARE_WITH_USERS='nobody'"):
-        attachment.other_users()
 
 
 @pytest.mark.parametrize("damage", ["positions", "groups", "ways", "state"])

@@ -120,7 +120,7 @@ def run(files: CheckpointFiles, store: EmbeddingStore, acknowledge: Callable[[in
     series = CheckpointSeries(files, store, keep=2, full_every=3)
     for version in range(1, VERSIONS + 1):
         many = list(range(40)) if version == 1 else [version, 40 + version]
-        series.committed(commit(store, {"fixed": many, "dynamic": many}), store.version())
+        series.committed(commit(store, {"fixed": many, "dynamic": many}))
         begun(series, store)()
         acknowledge(version, rows(store))
 

@@ -238,9 +238,9 @@ def base_at(name: str) -> Damage:
         (base_at("ckpt-0000000002"), "builds upon itself"),
         *(
             (text(other), "cannot be read")
-            for other in (b"", b"\xff", b"3", b"[]", DEEP.encode(), b'{"format": 3, "checksum": []}')
+            for other in (b"", b"\xff", b"3", b"[]", DEEP.encode(), b'{"format": 4, "checksum": []}')
         ),
-        (text(b'{"format": 1}'), "format 1; this version reads format 3"),
+        (text(b'{"format": 1}'), "format 1; this version reads format 4"),
         (changed(lambda fields: fields.update(version=float("inf"))), "cannot be read"),
         (changed(lambda fields: fields.update(tables=[3])), "cannot be read"),
         (changed(lambda fields: fields["tables"]["fixed"]["spec"].update(name=7)), "cannot be read"),

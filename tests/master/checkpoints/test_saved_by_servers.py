@@ -63,7 +63,7 @@ class Job:
         self.store.push_rows(push)
         self.store.commit_pushed(PushedCommit(sums, version, {}, time=1e9))
         self.alone.commit(Commit(version + 1, sum_pushes(sums, {0: push.parts}), version, {}, frozen=frozen, time=1e9))
-        self.series.committed({}, version + 1, frozen)
+        self.series.committed({}, frozen)
 
     def begin(self) -> Callable[[], str]:
         return begun(self.series, self.store.pin(self.store.version()))
@@ -129,7 +129,7 @@ def test_what_a_master_with_its_own_rows_wrote_goes_on_over_servers_as_increment
         slices = Slices(np.array([3, 5]), np.ones((2, 3), np.float32))
         store.push_rows(RowPush("small", 1, 0, ({"fixed": slices},)))
         store.commit_pushed(PushedCommit(RowSums(1, (SumTerm(0, 0, 1.0),)), 1, {}))
-        again.committed({}, 2)
+        again.committed({})
         begun(again, store)()
         newest = open_checkpoint(tmp_path)
         assert (newest.manifest.kind, newest.manifest.tables["fixed"].written) == ("increment", 2)

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -57,12 +56,12 @@ class Job:
         self.series = CheckpointSeries(place, store, keep=keep, full_every=full_every)
 
     def commit(self, **ids: list[int]) -> None:
-        self.series.committed(commit(self.store, ids), self.store.version())
+        self.series.committed(commit(self.store, ids))
 
     def train(self, versions: int, most: int = 60) -> None:
         for _ in range(versions):
             (updates,) = train(self.store, 1, most)
-            self.series.committed(updates, self.store.version())
+            self.series.committed(updates)
 
     def save(self) -> Checkpoint:
         return open_checkpoint(begun(self.series, self.store)())
@@ -261,7 +260,7 @@ class SeriesMachine(RuleBasedStateMachine):
 
     def change(self, ids: dict[str, list[int]], frozen: tuple[str, ...] = ()) -> None:
         updates = commit(self.store, {name: some for name, some in ids.items() if name not in frozen}, frozen)
-        self.series.committed(updates, self.store.version(), frozen)
+        self.series.committed(updates, frozen)
 
     @rule(
         ids=st.fixed_dictionaries({}, optional={spec.name: IDS for spec in SPECS}),
@@ -354,7 +353,7 @@ def test_a_table_that_is_frozen_between_checkpoints_does_not_age_meanwhile(tmp_p
         store.put("aged", [RowBlock(np.array([77]), row, row)])
         job.save()
         for _ in range(5):  # version 3 and 6 would count anew, and give the row that was put its version
-            job.series.committed(commit(store, {"dynamic": [2]}, ("aged",)), store.version(), ("aged",))
+            job.series.committed(commit(store, {"dynamic": [2]}, ("aged",)), ("aged",))
         frozen = job.save()
         job.commit(dynamic=[3])
         trained = job.save()
@@ -416,21 +415,14 @@ def ids_of(changes: Changes, table: str, most: int = 7) -> list[int] | None:
     steps=st.lists(st.tuples(st.lists(st.integers(0, 499), unique=True, max_size=40), st.booleans()), max_size=8),
     most=st.integers(1, 90),
 )
-def test_every_id_once_also_of_checkpoints_that_failed(steps: list[tuple[list[int], bool]], most: int) -> None:
-    """What several failed ones had taken is given back by their threads while further ids are added."""
+def test_every_id_once(steps: list[tuple[list[int], bool]], most: int) -> None:
     with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
-        dirty, failed, expected = DirtyRows(store), list[Changes](), set[int]()
-        for batch, fails in [*steps, ([], False), ([], False)]:
-            threads = [threading.Thread(target=dirty.give_back, args=(one,)) for one in failed if not fails]
-            for thread in threads:
-                thread.start()
+        dirty, expected = DirtyRows(store), set[int]()
+        for batch, more in [*steps, ([], False), ([], False)]:
             dirty.add(updates(fixed=batch, dynamic=[-one for one in batch]))
-            for thread in threads:
-                thread.join(60)
             expected |= set(batch)
-            taken = dirty.take(0)
-            failed = [*failed, taken] if fails else []
-            if not fails:
+            if not more:
+                taken = dirty.take(0)
                 assert ids_of(taken, "fixed", most) == sorted(expected)
                 assert ids_of(taken, "dynamic", most) == sorted(-one for one in expected)
                 expected.clear()
@@ -447,5 +439,3 @@ def test_the_table_that_takes_the_most_memory_is_given_up() -> None:
         assert ids_of(taken, "small") == [5]
         dirty.add(updates(dynamic=[1]))
         assert ids_of(dirty.take(2), "dynamic") == [1]
-        dirty.give_back(taken)
-        assert ids_of(dirty.take(2), "dynamic") is None

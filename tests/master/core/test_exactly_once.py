@@ -52,7 +52,7 @@ ASYNC = replace(SYNC, mode="async", grads_to_wait=1)
 BOUNDED = replace(ASYNC, staleness_bound=1)
 #: One secret of all clients here: late copies of pushes come over connections that their workers did not make.
 SESSION = bytes(range(16))
-OPTIONS = MasterOptions(lease_seconds=0.3, backup_after_s=0.1, no_worker_timeout_s=60)
+OPTIONS = MasterOptions(lease_seconds=0.3, backup_after_s=0.1)
 
 
 @dataclass(frozen=True)

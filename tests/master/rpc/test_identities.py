@@ -58,7 +58,7 @@ def serve(held: ExitStack, job: JobSpec) -> Served:
 
 def drive(held: ExitStack, job: JobSpec, store: EmbeddingStore) -> tuple[Master, str]:
     """A master at work, and its address."""
-    master = Master(job, store, DensePart(), options=MasterOptions(lease_seconds=3_600.0, no_worker_timeout_s=600.0))
+    master = Master(job, store, DensePart(), options=MasterOptions(lease_seconds=3_600.0))
     server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]))
     driver = threading.Thread(target=_quietly, args=(master.run,), daemon=True)
     driver.start()

@@ -29,7 +29,6 @@ from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
 from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_master import Master
-from elastable.master.master_options import MasterOptions
 from elastable.master.model.dense import DenseState
 from elastable.master.model.discovery import create_tables, discover_tables
 from elastable.master.model.model_metrics import ModelMetrics
@@ -81,8 +80,7 @@ class Life:
         self.model = model = built()
         self.store = store or (SharedMemoryStore() if shared else MemoryStore())
         create_tables(self.store, discover_tables(model, 0))
-        options = MasterOptions(no_worker_timeout_s=60)
-        self.master = Master(job, self.store, DenseState(model), ModelMetrics(model), options=options)
+        self.master = Master(job, self.store, DenseState(model), ModelMetrics(model))
         services = [store_service(self.store), master_service(self.master, channels_of(self.store))]
         self.server = GrpcServer(address or free_address(), services)  # where another life may begin
         self.address = self.server.address
