@@ -87,6 +87,14 @@ REFUSED: dict[str, tuple[Send, str]] = {
     ),
     "a config of another optimizer": (sgd(keras_config="{}"), "BadSpec: optimizer 'sgd' has .* no keras_config"),
     "an initializer": (create(initializer=store_pb2.Initializer(kind="u")), "BadSpec: initializer kind 'u'"),
+    "an initial value beyond float32": (
+        create(initializer=store_pb2.Initializer(kind="constant", a=1e39)),
+        "BadSpec: initializer constant: .* float32, got a=1e\\+39",
+    ),
+    "initial values beyond float32": (
+        create(initializer=store_pb2.Initializer(kind="uniform", a=-1e308, b=1e308)),
+        "BadSpec: initializer uniform: .* float32, got a=-1e\\+308, b=1e\\+308",
+    ),
     "a dtype": (create(dtype="u"), "BadSpec: table 'new': dtype 'u'"),
     "a kind of ids": (create(ids="u"), "BadSpec: table 'new': ids 'u'"),
 }
