@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -39,6 +39,7 @@ LARGE = 64 << 10
 """Bytes of a request, or of outputs, from which others are answered while it is read, or they are written."""
 
 _BODY_S = 10.0  # for a request to arrive
+_DIGITS = 19  # of a number that a caller names: as many as an int64 has
 _FOLLOW_AGAIN_S = 1.0  # where the store cannot be read
 
 _log = logging.getLogger(__name__)
@@ -87,13 +88,13 @@ class PredictionService(Closing):
             Route("/v2/health/ready", self._ready),
             Route("/hold", self._counted("hold", self._hold), methods=["POST"]),
         ]
-        for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/{{version:int}}"):
+        for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/{{version}}"):
             self.routes += [
                 Route(path, self._metadata),
                 Route(f"{path}/ready", self._ready),
                 Route(f"{path}/infer", self._counted("v2", self._infer), methods=["POST"]),
             ]
-        for path in (f"/v1/models/{model}", f"/v1/models/{model}/versions/{{version:int}}"):
+        for path in (f"/v1/models/{model}", f"/v1/models/{model}/versions/{{version}}"):
             self.routes += [
                 Route(path, self._status),
                 Route(f"{path}:predict", self._counted("v1", self._predict), methods=["POST"]),
@@ -181,14 +182,14 @@ class PredictionService(Closing):
         return found, version
 
     def _require(self, request: Request, version: int) -> None:
-        wanted = request.path_params.get("version", version)
-        if wanted != version:
-            raise HTTPException(404, f"version {wanted} is not here; version {version} is")
+        wanted = str(request.path_params.get("version", version))
+        if wanted != str(version):
+            raise HTTPException(404, f"version {wanted[:_DIGITS]} is not here; version {version} is")
 
     async def _infer(self, request: Request) -> Response:
         length = request.headers.get("inference-header-content-length")
-        if length is not None and not length.isdecimal():
-            raise BadInput(f"Inference-Header-Content-Length is {length!r}; it must be a number of bytes")
+        if length is not None and not (length.isdecimal() and len(length) <= _DIGITS):
+            raise BadInput(f"Inference-Header-Content-Length is {length[:_DIGITS]!r}; it must be a number of bytes")
         header_bytes, it = None if length is None else int(length), self.predictor
         asked = await self._read(await _body(request), lambda body: infer_request(body, header_bytes))
         found, version = await self._computed(request, asked.x)
@@ -258,6 +259,8 @@ async def _body(request: Request) -> bytes:
 
     try:
         return await asyncio.wait_for(read(), _BODY_S)
+    except ClientDisconnect:
+        raise HTTPException(400, "the request ended before its body did") from None  # nobody reads it; it is counted
     except TimeoutError:
         raise HTTPException(408, f"the request did not arrive in {_BODY_S:g} s", {"Connection": "close"}) from None
 

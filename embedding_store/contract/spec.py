@@ -11,6 +11,8 @@ from numbers import Real
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.errors import BadSpec, SpecConflict
 
+_MAX_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+
 ID_KINDS = ("int64", "farmhash64")
 
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -336,8 +338,11 @@ class InitializerSpec:
         if self.kind not in (*INITIALIZER_KINDS, *SCALED_INITIALIZERS):
             known = ", ".join((*INITIALIZER_KINDS, *_ALIASES, *SCALED_INITIALIZERS))
             raise BadSpec(f"initializer kind {self.kind!r}: known kinds are {known}")
-        if not (math.isfinite(self.a) and math.isfinite(self.b)):
-            raise BadSpec(f"initializer {self.kind}: parameters must be finite, got a={self.a}, b={self.b}")
+        if not all(abs(value) <= _MAX_FLOAT32 for value in (self.a, self.b, self.b - self.a)):  # NaN is not, either
+            raise BadSpec(
+                f"initializer {self.kind}: parameters, and the width of a range, must be finite in float32, got "
+                f"a={self.a}, b={self.b}"
+            )
         if self.kind == "uniform" and self.a > self.b:
             raise BadSpec(f"initializer uniform: low {self.a} is above high {self.b}")
         if self.kind in ("normal", "truncated_normal") and self.b < 0:

@@ -24,6 +24,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     VersionError,
 )
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.shards.ownership import LONGEST_NAME
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, RowPushOutcome, RowPushReply
 from elastable.embedding_store.shards.version_sums import check_parts, is_made, require_sequence, table_updates
@@ -38,6 +39,7 @@ from elastable.embedding_store.tables.checks import (
 _LOG = logging.getLogger(__name__)
 _MARK = b"elastable: pushes of clients\n"
 _MOST_CLIENTS = 1_024  # whose sequences are remembered, in every version: of more, those that pushed last
+_MOST_AHEAD_S = 7_200.0  # of a push's time; more is no clock that is a little wrong, and would expire everybody's rows
 _WAIT_S = 600.0  # of a push for those before it; the store gives up sooner
 
 
@@ -58,7 +60,7 @@ class ClientPushes:
         self._pushing = threading.Lock()
         self._sequences: OrderedDict[str, int] = OrderedDict()
         self._skipped: dict[str, str] = {}  # clients whose last push was, and why
-        self._staged: tuple[tuple[str, int], Callable[[], None]] | None = None
+        self._staged: tuple[tuple[str, int], int, Callable[[], None]] | None = None  # at which version
         self._unfinished: tuple[RowPush, Commit] | None = None  # whose deadline has passed
         if store.keeps_records:
             store.recover()
@@ -96,7 +98,7 @@ class ClientPushes:
                 self._skipped[push.sender] = str(error)
                 return RowPushReply(RowPushOutcome.SKIPPED, version, str(error))
             if push.terms.stage:
-                self._staged = (push.sender, push.micro_batch), self._store.stage(commit)
+                self._staged = (push.sender, push.micro_batch), version, self._store.stage(commit)
                 return RowPushReply(RowPushOutcome.ACCEPTED, version)
             self._unfinished = push, commit
             retry(partial(self._attempt, commit), f"commit of version {commit.version}", self._deadline_s)
@@ -136,7 +138,10 @@ class ClientPushes:
             raise BadInput("a push that is `staged` has neither parts nor other terms: those it was staged with count")
         if self._staged is None or self._staged[0] != (push.sender, push.micro_batch):
             raise VersionError("no push of that name is staged here: stage it again")
-        apply, self._staged = self._staged[1], None
+        _, version, apply = self._staged
+        self._staged = None
+        if self._store.version() != version:
+            raise VersionError(f"another push made version {version + 1} meanwhile: stage it again")
         apply()
         self._remember(push)
 
@@ -146,6 +151,11 @@ class ClientPushes:
         step = version if terms.step is None else terms.step
         require_numbers(Commit(wanted, {}, step, terms.learning_rates, time=terms.time))
         refuse_other_version(version, wanted - 1)
+        if terms.time is not None and (ahead := terms.time - CLOCK.now()) > _MOST_AHEAD_S:
+            raise BadInput(
+                f"a push whose time, {terms.time:.0f}, is {ahead:,.0f} s ahead of the clock of this server, and may be "
+                f"{_MOST_AHEAD_S:,.0f} s: rows would expire by it; set the clocks, or leave the time to the server"
+            )
         specs = self._store.specs()
         for table in (*terms.learning_rates, *terms.frozen):
             if table not in specs:

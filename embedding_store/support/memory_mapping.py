@@ -8,6 +8,8 @@ import ctypes
 import mmap
 import os
 import weakref
+from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +24,8 @@ _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
+_RANGES = 4  # that the kernel counts of a reservation: what is mapped of it, before, behind, and the page it grew from
+_reserved: set[int] = set()  # where reservations of this process begin
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -87,6 +91,7 @@ class FileMapping:
         start = _map(None, whole + HUGE_PAGE_BYTES, access, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
         self.address = _whole_pages(start, HUGE_PAGE_BYTES)
         self.reserve = whole
+        _reserved.add(start)
         self._memory = (ctypes.c_char * whole).from_address(self.address)
         weakref.finalize(self._memory, unmap, start, whole + HUGE_PAGE_BYTES, keeps).atexit = False
 
@@ -128,7 +133,25 @@ def page_mapping(fd: int, offset: int) -> int:
 
 def unmap(start: int, size: int, keeps: object = None) -> None:
     """Takes a mapping away; `keeps` is let go of."""
+    _reserved.discard(start)  # first: another one may begin there afterwards
     _libc.munmap(start, size)
+
+
+@cache
+def most_ranges() -> int:
+    """How many ranges of memory the system lets a process map (vm.max_map_count)."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return 65_530
+
+
+def mappings_are_scarce() -> bool:
+    """Whether three quarters of `most_ranges` may be in use: without the rest code cannot be compiled, nor tables grow.
+
+    A process that the system refuses a range may end by a signal, wherever that happens in its libraries.
+    """
+    return _RANGES * len(_reserved) > most_ranges() // 4 * 3
 
 
 def _map(address: int | None, size: int, access: int, flags: int, fd: int, offset: int = 0) -> int:

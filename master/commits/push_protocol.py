@@ -128,10 +128,17 @@ class PushProtocol(ABC):
             )
         if task.spans:
             return
+        _refuse_bad_events(push)
         if not self._uneven and push.records != task.stop - task.start:
             raise BadInput(
                 f"micro-batch {micro_batch} has {task.stop - task.start} records, but the push reports {push.records}"
             )
+
+
+def _refuse_bad_events(push: Push) -> None:
+    """Of a push that is of no events: nobody counts them."""
+    if push.bad_events:
+        raise BadInput(f"{len(push.bad_events)} events that could not be read: the job has no stream of events")
 
 
 class AsyncPushes(PushProtocol):
@@ -174,6 +181,7 @@ class AsyncPushes(PushProtocol):
 
     def _judge_sequence(self, push: Push, name: AsyncPushId, last: int) -> Verdict | None:
         """Of a push that is of no task."""
+        _refuse_bad_events(push)
         if name.micro_batch != NO_TASK:
             raise BadInput(f"micro-batch {name.micro_batch}: a push that is of no task says {NO_TASK}")
         if name.sequence == last:

@@ -14,6 +14,7 @@ from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import runs_keras
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.support.memory_mapping import mappings_are_scarce
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Proof, Proofs, secret_of
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
@@ -122,6 +123,11 @@ class _ShardServicer(StoreServicer):
         spec, known = spec_from_message(request.spec), self._store.specs()
         if spec.name not in known and len(known) >= MOST_TABLES:
             raise BadInput(f"table {spec.name!r}: {MOST_TABLES} tables are here, as many as there may be")
+        if spec.name not in known and mappings_are_scarce():
+            raise BadInput(
+                f"table {spec.name!r}: {len(known)} tables are here, as many as the system maps memory for "
+                "(sysctl vm.max_map_count): drop some, or raise it and start the server again"
+            )
         return store_pb2.CreateTableReply(created=self._store.create_table(spec))
 
     def drop_table(self, request: store_pb2.DropTableRequest) -> store_pb2.DropTableReply:

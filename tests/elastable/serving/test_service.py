@@ -152,6 +152,7 @@ def test_it_is_asked_as_tensorflow_serving(clicks: tuple[HttpServer, PredictionS
         ("v1/models/clicks:predict", {"instances": [[1, 2, 2.5]]}, 400, "2.5 is no integer"),
         ("v1/models/clicks:predict", {"inputs": {"other": [[1, 2, 3]]}}, 400, "the model takes ids"),
         ("v1/models/clicks/versions/3:predict", {"instances": [[1, 2, 3]]}, 404, "version 4 is"),
+        (f"v1/models/clicks/versions/{'9' * 5_000}:predict", {"instances": [[1, 2, 3]]}, 404, "version 4 is"),
         ("v1/models/other:predict", {"instances": [[1, 2, 3]]}, 404, "Not Found"),
         ("v2/models/clicks/infer", {"inputs": []}, 400, "the model takes ids"),
         ("v1/models/clicks:predict", b" " * (LARGEST_BODY + 1), 413, f"at most {LARGEST_BODY} bytes"),
@@ -166,6 +167,15 @@ def test_bad_requests_are_answered_by_what_they_are(
     assert said in answer.text
     assert get(f"{server.url}v1/models/clicks:predict", method="PUT").status == 405
     assert post(server, "v1/models/clicks:predict", {"instances": IDS.tolist()}).status == 200
+
+
+def test_a_head_of_any_length_is_refused_by_what_it_is(
+    clicks: tuple[HttpServer, PredictionService, keras.Model],
+) -> None:
+    for length in ("9" * 5_000, "-1", "0x2"):
+        headers = {"Inference-Header-Content-Length": length}
+        answer = post(clicks[0], "v2/models/clicks/infer", {}, headers)
+        assert (answer.status, "it must be a number of bytes" in answer.text) == (400, True)
 
 
 def test_nobody_waits_in_a_queue_without_end(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:
@@ -225,6 +235,17 @@ def test_a_request_that_drips_is_ended(
     with socket.create_connection(("127.0.0.1", clicks[0].address.port), LIMIT_S) as drip:
         drip.sendall(b"POST /v1/models/clicks:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert drip.recv(1 << 12).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_error(
+    clicks: tuple[HttpServer, PredictionService, keras.Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, counted, _ = clicks
+    before = counted.requests.totals().get(("v1", "400"), 0)
+    with socket.create_connection(("127.0.0.1", server.address.port), LIMIT_S) as leaves:
+        leaves.sendall(b"POST /v1/models/clicks:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    wait(lambda: counted.requests.totals().get(("v1", "400"), 0) > before)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 def test_tokens_are_asked_for(clicks: tuple[HttpServer, PredictionService, keras.Model]) -> None:

@@ -117,6 +117,18 @@ def test_a_staged_push_changes_nothing_before_it_is_finished(store: MemoryStore)
     assert (store.version(), rows(store, [3])) == (1, [-0.5])
 
 
+def test_a_staged_push_that_another_one_overtook_is_staged_again(store: MemoryStore) -> None:
+    pushes = ClientPushes(store)
+    pushes.push(replace(push(1, [3]), terms=PushTerms(summed=True, stage=True)))
+    assert pushes.push(push(1, [4], sender="another")).version == 1
+    finish = RowPush("", 0, 1, (), "c", PushTerms(staged=True))
+    with pytest.raises(VersionError, match="stage it again"):
+        pushes.push(finish)
+    pushes.push(replace(push(1, [3]), terms=PushTerms(summed=True, stage=True)))
+    assert pushes.push(finish).version == 2
+    assert rows(store, [3, 4]) == [-0.5, -0.5]
+
+
 def test_pushes_that_are_not_finite_can_be_skipped(store: MemoryStore) -> None:
     pushes = ClientPushes(store, "skip")
     skipped = pushes.push(push(1, [1], np.inf))

@@ -60,6 +60,7 @@ REFUSED: dict[str, tuple[Send, str]] = {
     "a frozen table that is none": (push([1], [1], frozen=["u"]), "TableNotFound: terms of table 'u'"),
     "a push for a table that is none": (push([1], [1], table="u"), "TableNotFound: gradient for table 'u'"),
     "a rate": (push([1], [1], learning_rates={"t": NAN}), "BadInput: .* learning rate of table 't'"),
+    "a time that is far ahead": (push([1], [1], time=2.0**39), "BadInput: .* ahead of the clock of this server"),
     "a gradient": (push([1], [NAN]), "NotFinite: table 't': the gradient of id 1"),
     "a sum": (push([1, 1], [3e38, 3e38]), "NotFinite: table 't'"),
     "an id that comes twice": (push([1, 1], [1, 1], summed=True), "BadIds: .* id 1 appears at positions 0 and 1"),
@@ -87,6 +88,14 @@ REFUSED: dict[str, tuple[Send, str]] = {
     ),
     "a config of another optimizer": (sgd(keras_config="{}"), "BadSpec: optimizer 'sgd' has .* no keras_config"),
     "an initializer": (create(initializer=store_pb2.Initializer(kind="u")), "BadSpec: initializer kind 'u'"),
+    "an initial value beyond float32": (
+        create(initializer=store_pb2.Initializer(kind="constant", a=1e39)),
+        "BadSpec: initializer constant: .* float32, got a=1e\\+39",
+    ),
+    "initial values beyond float32": (
+        create(initializer=store_pb2.Initializer(kind="uniform", a=-1e308, b=1e308)),
+        "BadSpec: initializer uniform: .* float32, got a=-1e\\+308, b=1e\\+308",
+    ),
     "a dtype": (create(dtype="u"), "BadSpec: table 'new': dtype 'u'"),
     "a kind of ids": (create(ids="u"), "BadSpec: table 'new': ids 'u'"),
 }

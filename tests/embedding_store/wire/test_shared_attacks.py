@@ -14,15 +14,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from elastable.embedding_store import RemoteSource, SharedMemoryStore, TableUpdate
+from elastable.embedding_store import RemoteSource, RemoteStore, SharedMemoryStore, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
+from elastable.embedding_store.support import memory_mapping
 from elastable.embedding_store.wire.shared import attachment, sealed_memory
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
@@ -324,6 +326,36 @@ def test_more_tables_do_not_take_more_descriptors(held: ExitStack, caplog: pytes
         rows = source.lookup({name: np.arange(3) for name in names}, 1)
         assert source.attached
         assert all((found == 1).all() for found in rows.values())
+
+
+def test_more_tables_than_the_system_maps_memory_for_are_refused(
+    held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that the system refused a range ended by a signal as it compiled, at half of the tables there may be."""
+    store = held.enter_context(SharedMemoryStore(1))
+    client = held.enter_context(RemoteStore(held.enter_context(serving(store, writable=True)).address, 60))
+    client.create_table(zeros("t"))
+    train(store, "t", ids=3)  # whatever is compiled is
+    room, begun, before = 400, memory_mapping._RANGES * len(memory_mapping._reserved), mapped_ranges()
+    monkeypatch.setattr(memory_mapping, "most_ranges", lambda: -(-(begun + room) // 3) * 4)
+    made: list[str] = []
+
+    def fill() -> None:
+        for number in range(room):
+            client.create_table(zeros(f"t{number}"))
+            made.append(f"t{number}")
+
+    with pytest.raises(BadInput, match=r"as many as the system maps memory for \(sysctl vm.max_map_count\)"):
+        fill()
+    assert room / 2 < mapped_ranges() - before < room + 50, "it is known without looking how many there are"
+    assert not client.create_table(zeros(made[0])), "what is there is there"
+    train(store, *made, ids=3)
+    client.drop_table(made[0])
+    assert client.create_table(zeros("another"))
+
+
+def mapped_ranges() -> int:
+    return Path("/proc/self/maps").read_text().count("\n")
 
 
 def test_a_process_without_a_descriptor_left_is_warned_too(held: ExitStack, caplog: pytest.LogCaptureFixture) -> None:

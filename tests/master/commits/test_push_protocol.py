@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from elastable.embedding_store.errors import BadInput, ElastableError, FutureVersion
-from elastable.master.api import AsyncPushId, Push, PushOutcome, SyncPushId
+from elastable.master.api import AsyncPushId, BadEvent, Push, PushOutcome, SyncPushId
 from elastable.master.commits.push_protocol import NO_TASK, AsyncPushes, PushProtocol, SyncPushes
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from tests.master.fakes import job_of
 
+BAD = BadEvent("clicks", "1-0", "no JSON")
 DUPLICATE, STALE = PushOutcome.DUPLICATE, PushOutcome.STALE
 
 
@@ -65,6 +66,11 @@ def test_a_synchronous_push_counts_once_and_for_its_version_alone() -> None:
         (sync_push(0, 2), BadInput, "micro-batch 2 is not of version 0, which is made of 0 to 1"),
         (sync_push(0, 1, 2), BadInput, "micro-batch 1 has 3 records, but the push reports 2"),
         (async_push(1), BadInput, "the job is synchronous"),
+        (
+            replace(sync_push(0, 1), bad_events=(BAD,)),
+            BadInput,
+            "1 events that could not be read: the job has no stream of events",
+        ),
     ],
 )
 def test_a_synchronous_push_that_cannot_be(push: Push, kind: type[ElastableError], said: str) -> None:
@@ -121,6 +127,11 @@ def test_an_asynchronous_push_of_no_task_counts_once_a_sequence() -> None:
         (replace(async_push(1), computed_on=-1), BadInput, "push computed on version -1"),
         (replace(async_push(1), computed_on=1), FutureVersion, "push computed on version 1, which is not there"),
         (sync_push(0, 0), BadInput, "the job is asynchronous"),
+        (
+            replace(async_push(1), bad_events=(BAD,)),
+            BadInput,
+            "1 events that could not be read: the job has no stream of events",
+        ),
     ],
 )
 def test_an_asynchronous_push_that_cannot_be(push: Push, kind: type[ElastableError], said: str) -> None:

@@ -1,6 +1,7 @@
 """The base of readers of events: columns of what a stream gives, one record an event; bad events are passed over."""
 
 import json
+import struct
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -42,11 +43,51 @@ def _of_json(payload: bytes) -> Mapping[str, Any]:
 
 def _of_arrow(payload: bytes) -> Mapping[str, Any]:
     """An IPC stream of one record."""
+    for message in pa.ipc.MessageReader.open_stream(payload):
+        _refuse_compressed(message)
     with pa.ipc.open_stream(payload) as stream:
         table = stream.read_all()
+    table.validate(full=True)  # its lengths and offsets may lead out of its memory
     if table.num_rows != 1:
         raise ValueError(f"{table.num_rows} records; an event holds one")
     return cast("Mapping[str, Any]", table.to_pylist()[0])
+
+
+_BATCH, _DICTIONARY = "record batch", "dictionary"
+
+
+def _refuse_compressed(message: pa.ipc.Message) -> None:
+    """Before it is read: a thousand bytes of it may unpack to gigabytes. Arrow's own reader does not bound that.
+
+    The metadata is the flatbuffer `Message` of Arrow's Message.fbs, whose header is a `RecordBatch`, or a
+    `DictionaryBatch` that holds one as `data`.
+    """
+    if message.type not in (_BATCH, _DICTIONARY):
+        return
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int:
+        """Where a field of the table at a position lies; 0: it is not there."""
+        vtable = table - _number("<i", data, table)
+        slot = 4 + 2 * number
+        offset = _number("<H", data, vtable + slot) if slot < _number("<H", data, vtable) else 0
+        return table + offset if offset else 0
+
+    def behind(position: int) -> int:
+        """The table that a reference at a position points to."""
+        return position + _number("<I", data, position)
+
+    batch = behind(field(behind(0), 2))
+    if message.type == _DICTIONARY:
+        batch = behind(field(batch, 1))
+    if field(batch, 3):
+        raise ValueError("its record is compressed, and could unpack to any size: write it without (IpcWriteOptions)")
+
+
+def _number(kind: str, data: bytes, position: int) -> int:
+    if position < 0:
+        raise ValueError("malformed metadata")
+    return int(struct.unpack_from(kind, data, position)[0])
 
 
 @cache

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import struct
 import time
 from collections.abc import Iterable, Iterator
 
@@ -209,10 +210,10 @@ def test_a_micro_batch_of_bad_events_alone_says_what_the_stream_holds(redis_url:
         reader.read(whole(reader, 2_000))
 
 
-def arrow(**columns: object) -> bytes:
+def arrow(compression: str | None = None, **columns: object) -> bytes:
     table = pa.table({name: pa.array(values) for name, values in columns.items()})
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
         stream.write_table(table)
     return sink.getvalue()
 
@@ -231,6 +232,35 @@ def test_events_as_arrow_and_by_a_function(redis_url: str, client: redis.Redis) 
     batch, bad = by_comma.read(whole(by_comma))
     assert batch is not None
     assert (batch[0]["user"].tolist(), batch[1].tolist(), len(bad)) == ([7, 8], [1.0, 0.0], 1)
+
+
+@pytest.mark.parametrize("end", [1 << 28, 79, -1])
+def test_arrow_that_points_beyond_its_event_is_passed_over(redis_url: str, client: redis.Redis, end: int) -> None:
+    """Read as it is, it ends the process, or trains on whatever lies in its memory."""
+    head, offsets, tail = arrow(user=[7], words=[["a"] * 77], clicked=[1]).rpartition(struct.pack("<ii", 0, 77))
+    assert offsets, "the list's, which lie in the body, behind those of the metadata"
+    send(client, arrow(user=[7], words=[["a"]], clicked=[1]), head + struct.pack("<ii", 0, end) + tail)
+    reader = reader_of(redis_url, events="arrow")
+    batch, bad = reader.read(whole(reader))
+    assert batch is not None
+    assert (batch[0]["user"].tolist(), len(bad)) == ([7], 1)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["values", "dictionary"])
+def test_arrow_that_is_compressed_is_passed_over_before_it_is_unpacked(
+    redis_url: str, client: redis.Redis, shared: bool
+) -> None:
+    """A thousand bytes of it may be gigabytes."""
+    words = pa.array(["a" * (64 << 20)])
+    bomb = arrow("zstd", user=[7], words=words.dictionary_encode() if shared else words, clicked=[1])
+    send(client, arrow(user=[7], words=["a"], clicked=[1]), bomb)
+    reader = reader_of(redis_url, events="arrow")
+    before = pa.default_memory_pool().max_memory()
+    batch, bad = reader.read(whole(reader))
+    assert batch is not None
+    assert (batch[0]["user"].tolist(), len(bad)) == ([7], 1)
+    assert "compressed" in bad[0].reason
+    assert pa.default_memory_pool().max_memory() == before
 
 
 def test_events_as_tensorflow_examples(redis_url: str, client: redis.Redis) -> None:
