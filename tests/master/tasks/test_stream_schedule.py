@@ -44,6 +44,17 @@ def planned(schedule: StreamSchedule, counts: Mapping[str, int], ahead: int = 16
     return cuts
 
 
+def test_one_look_plans_several_versions() -> None:
+    schedule, counts = StreamSchedule(job_of(4, 1)), {"0": 400}
+    planned_by_now = []
+    while most := schedule.wanted(0, 24):
+        assert schedule.plan(waiting(counts, schedule.point.positions, most), 0.0, 1e9)
+        planned_by_now.append(schedule.group_count)
+    assert planned_by_now == [6, 12, 18, 24]
+    assert [schedule.wanted(version, 24) for version in (5, 6)] == [0, 24]
+    assert StreamSchedule(job_of(20_000, 2)).wanted(0, 24) == 40_000
+
+
 partitions = st.dictionaries(st.sampled_from([str(number) for number in range(12)]), st.integers(0, 40), min_size=1)
 
 
