@@ -14,7 +14,7 @@ from elastable.master.tasks.task_board import TaskBoard
 
 _log = logging.getLogger(__name__)
 
-_AHEAD = 24  # versions that are planned beyond the current one, three quarters of them at least
+_AHEAD = 16  # versions that are planned beyond the current one
 _TURN_S = 0.05  # between two looks at the schedule
 _EVERY_S = 1.0  # lag is asked for, and positions are told, as often at least
 _JOIN_S = 5.0

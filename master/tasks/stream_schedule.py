@@ -12,8 +12,6 @@ from elastable.master.tasks.schedule import Schedule
 Cut = tuple[tuple[Span, ...], ...]
 """Of a version: the events of each of its micro-batches."""
 
-_MOST_LISTED = 16_384  # events of a partition that are looked for at once, or those of one version
-
 
 @dataclass(frozen=True, slots=True)
 class StreamPoint:
@@ -115,15 +113,10 @@ class StreamSchedule(Schedule):
     # Planning
 
     def wanted(self, version: int, ahead: int) -> int:
-        """Events of each partition to look for; 0: none, as about `ahead` versions from the current one on are planned.
-
-        Several versions are planned by one look, up to a quarter of those ahead, unless their events are many.
-        """
-        whole = self.group * self.job.micro_batch_size
-        at_once = max(1, min(ahead // 4, _MOST_LISTED // whole))
-        if self.complete or self.group_count > version + ahead - at_once:
+        """Events of each partition to look for; 0: none, as `ahead` versions from the current one on are planned."""
+        if self.complete or self.group_count >= version + ahead:
             return 0
-        return at_once * whole
+        return self.group * self.job.micro_batch_size
 
     def plan(self, waiting: Mapping[str, Waiting], now: float, linger_s: float) -> bool:
         """Cuts as many versions of what waits as it makes.
