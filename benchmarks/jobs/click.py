@@ -129,7 +129,7 @@ def _killed(cluster: Cluster, home: Path, role: str, on: tuple[str, ...]) -> lis
     places = ("--run-dir", home / "runs", "--checkpoint-dir", home / role, "--checkpoint-every", "20")
     with elastable(home, *_FLIGHTS, *_SAME_JOB, "1000", *places, *on, env=ENVIRONMENT, new=True) as job:
         for _ in range(_KILLS):
-            version = _until_version(job, 20)
+            version = _until_version(job, 60)  # its master has a checkpoint to go on from
             os.kill(cluster.processes(role)[0], signal.SIGKILL)
             began = time.monotonic()
             if role == "worker":  # what was on its way may have made one more version
