@@ -179,5 +179,5 @@ $(DEV_STAMP): $(PINS) | $(BIN)/python
 	@touch $(RUN_STAMP) $(TEST_STAMP) $@
 
 $(TORCH_STAMP): $(PINS) | $(TORCH_VENV)/bin/python
-	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' -c constraints.txt
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' requests -c constraints.txt
 	@touch $@
