@@ -209,9 +209,10 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
     _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
     _require_float32(spec, "slots", block.slots, len(ids), optimizer.slot_width(spec.dim), BadInput)
     weights, slots = np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots)
-    if not block.trained or spec.dtype == "int8":
+    finite = not block.trained or spec.dtype == "int8"
+    if finite:
         require_finite_of(spec.name, ids, weights, "weight", _FINITE_ROWS)
-        _require_sums(spec, optimizer, ids, slots)
+    _require_slots(spec, optimizer, ids, slots, finite)
     _require_holdable(spec, ids, weights)
     touches = block.touches
     if touches is not None and (
@@ -223,14 +224,14 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
     return RowBlock(ids, weights, slots, touches, block.trained)
 
 
-def _require_sums(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: Float32) -> None:
-    begin, finite = 0, _all_finite(slots.ravel())
+def _require_slots(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: Float32, finite: bool) -> None:
+    begin, named = 0, finite and not _all_finite(slots.ravel())
     for slot in optimizer.slots:
         end = begin + (spec.dim if slot.columns is None else slot.columns)
-        if not finite:
+        if named:
             require_finite_of(spec.name, ids, slots[:, begin:end], f"slot {slot.name!r}", _FINITE_ROWS)
-        if slot.squares and slots[:, begin:end].min(initial=0) < 0:
-            row, column = np.argwhere(slots[:, begin:end] < 0)[0]
+        if slot.squares and (negative := slots[:, begin:end] < 0).any():  # which NaN is not: training may make it
+            row, column = np.argwhere(negative)[0]
             raise BadInput(
                 f"table {spec.name!r}: the slot {slot.name!r} of id {ids[row]} (position {row}) is "
                 f"{slots[row, begin + column]} in column {column}: it sums squares or sizes, and is 0 or more; "
