@@ -20,7 +20,7 @@ from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.log.acknowledged import AcknowledgedFile, acknowledged_beside
 from elastable.embedding_store.log.contract import Log, NoLog
 from elastable.embedding_store.log.file_log import FileLog
-from elastable.embedding_store.store_reader import HeldLog, HeldReader, StoreReader
+from elastable.embedding_store.store_reader import HeldLog, HeldReader, HeldServers, StoreReader
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.memory_budget import row_budget_here
 from elastable.embedding_store.support.store_url import (
@@ -320,11 +320,13 @@ def open_reader(url: str, follow: bool = False, deadline_s: float | None = None)
     raise _unknown("a reader of", url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
 
 
-def open_follower(url: str, deadline_s: float | None = None) -> HeldReader | HeldLog:
+def open_follower(url: str, deadline_s: float | None = None) -> HeldReader | HeldLog | HeldServers:
     """A reader that holds all rows of a store in memory, and goes from version to version when it is told to.
 
     Args:
-        url: `redis://...`, `rediss://...` or `memory?log=/folder` of a store that another process writes.
+        url: `redis://...`, `rediss://...` or `memory?log=/folder` of a store that another process writes;
+            `grpc://host:port` of a job's master, or `servers:host:port,...` of its store servers, whose stores have
+            logs.
         deadline_s: As of `open_reader`.
 
     Raises:
@@ -333,8 +335,12 @@ def open_follower(url: str, deadline_s: float | None = None) -> HeldReader | Hel
     """
     if _is_memory(url) and (folder := MemoryUrl.parse(url).log) is not None:
         return HeldLog(folder)
+    if url.startswith(SERVERS) or _scheme(url) == "grpc":
+        addresses = server_addresses(url) if url.startswith(SERVERS) else [url.removeprefix("grpc://")]
+        return HeldServers(addresses, _or(deadline_s, GRPC_DEADLINE_S))
     if _scheme(url) not in SCHEMES:
-        known = ["memory?log=/folder", *(f"{scheme}://host:port" for scheme in SCHEMES)]
+        known = ["memory?log=/folder", "grpc://host:port", f"{SERVERS}host:port,..."]
+        known += [f"{scheme}://host:port" for scheme in SCHEMES]
         raise _unknown("a follower of", url, known)
     reader = _redis_reader(url, True, deadline_s, held=True)
     assert isinstance(reader, HeldReader)

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,31 +11,40 @@ from typing import Self
 
 import numpy as np
 
+from elastable.embedding_store.composite.partitioned_store import PartitionedSnapshot
+from elastable.embedding_store.composite.store_servers import stand_in
 from elastable.embedding_store.contract.arrays import Bools, Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.tier import Records, Tier
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.engine.store_history import ReplayedTables
+from elastable.embedding_store.engine.store_history import FollowedChange, ReplayedTables
 from elastable.embedding_store.engine.tiered.store_state import FlushedTable, StoreState
 from elastable.embedding_store.errors import (
     BadInput,
     DeadlineExceeded,
+    ElastableError,
     FutureVersion,
     StaleVersion,
     StoreBroken,
     StoreFailed,
     TableNotFound,
+    Unavailable,
     Unsupported,
     VersionError,
 )
 from elastable.embedding_store.log.base_file import find_base
-from elastable.embedding_store.log.changes import TableImages, decode_change
+from elastable.embedding_store.log.changes import Change, CommitImages, ResetVersion, TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import LogTail
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.table import BaseSource
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.status_codes import raising
+from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, followed_from_frames
 
 
 class FollowedTable(MemoryTable):
@@ -155,6 +165,15 @@ def _table(replayed: ReplayedTables, name: str) -> FollowedTable:
     if not isinstance(table, FollowedTable):
         raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(replayed.tables)) or 'none'})")
     return table
+
+
+def _rows_of(replayed: ReplayedTables, ids: Mapping[str, Int64]) -> dict[str, Float32]:
+    """Rows of tables that are all in memory."""
+    found = {}
+    for name, some in ids.items():
+        table = _table(replayed, name)
+        found[name] = table.complete(require_ids(table.spec, some), None, None)
+    return found
 
 
 def _require_version(wanted: int | None, now: int, place: object) -> None:
@@ -549,11 +568,7 @@ class HeldLog(_Held):
         """Rows at its version. Raises `StaleVersion` or `FutureVersion` where another one is given."""
         with self._lock:
             _require_version(version, self._replayed.version, self._folder)
-            found = {}
-            for name, some in ids.items():
-                table = _table(self._replayed, name)
-                found[name] = table.complete(require_ids(table.spec, some), None, None)
-            return found
+            return _rows_of(self._replayed, ids)
 
     @contextmanager
     def at_one_version(self) -> Iterator[tuple[int, bytes | None]]:
@@ -595,3 +610,293 @@ class HeldLog(_Held):
         """Closes the log. Closing twice is harmless."""
         with self._moving:
             self._tail.close()
+
+
+# Stores that servers hold: what a server says of its log, and the version that all of them have
+
+
+_MOST_AHEAD = 256 << 20  # bytes of changes that are not applied; the server waits, and then gives the follower up
+
+
+class _ServerLog:
+    """The log of one server, which a thread reads from now on, until the call ends.
+
+    Args:
+        connection: To the server.
+        news: Guards everything, and is notified of what comes.
+
+    Attributes:
+        there: What the server's store held at first, and the changes that were applied since; None: it is not there.
+        why: Why there will be no more; None: there may.
+    """
+
+    def __init__(self, connection: ServerConnection, news: threading.Condition) -> None:
+        self._connection, self._news = connection, news
+        self.there: ReplayedTables | None = None
+        self.why: ElastableError | None = None
+        self._changes: deque[tuple[int, Change, int]] = deque()
+        self._bytes = 0
+        follow = connection.channel.unary_stream(f"/{STORE_SERVICE}/Follow", None, None)
+        self._call = follow(store_pb2.FollowRequest().SerializeToString())
+        self._thread = threading.Thread(target=self._read, name="elastable-server-log", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        address, begun = self._connection.address, ReplayedTables({}, FollowedTable)
+        try:
+            with raising(address, self._connection.deadline_s):
+                said = followed_from_frames(self._call)
+                while (change := self._connection.decoded(next, said, None)) is not None:
+                    self._take(change, begun, f"the log of {address}, version {change.version},")
+            raise Unavailable(f"{address} has ended the call")
+        except ElastableError as error:
+            why = error
+        except Exception as error:  # noqa: BLE001 - whoever asks for the version is told
+            why = StoreFailed(f"the log of {address} cannot be read: {error!r}")
+        with self._news:
+            self.why = why
+            self._news.notify_all()
+
+    def _take(self, said: FollowedChange, begun: ReplayedTables, where: str) -> None:
+        if said.begin:
+            begun.apply_encoded(said.payload or b"", said.version, where)
+            return
+        change = None if said.payload is None else decode_change(memoryview(said.payload))
+        with self._news:
+            if change is None:
+                self.there = self.there or begun
+                while self._changes and self._changes[-1][0] > said.version:
+                    self._bytes -= self._changes.pop()[2]
+                if self.newest() > said.version:
+                    raise StoreBroken(f"{where} is the newest now: version {self.newest()}, which was there, is not")
+            else:
+                size = len(said.payload or b"")
+                while self._bytes and self._bytes + size > _MOST_AHEAD and self._call.is_active():
+                    self._news.wait(_POLL_S)
+                self._changes.append((said.version, change, size))
+                self._bytes += size
+            self._news.notify_all()
+
+    def newest(self) -> int:
+        """The version after the last change; -1: nothing is there."""
+        if self.there is None:
+            return -1
+        return self._changes[-1][0] if self._changes else self.there.version
+
+    def leading_to(self, version: int) -> tuple[int, bytes | None] | None:
+        """How many changes make the version, and its record; None: none do."""
+        if self.there is None:
+            return None
+        record = self.there.record
+        found = (0, record) if self.there.version == version else None
+        for number, (made, change, _) in enumerate(self._changes, 1):
+            record = change.record if isinstance(change, CommitImages | ResetVersion) else record
+            found = (number, record) if made == version else found
+        return found
+
+    def apply(self, count: int) -> ReplayedTables:
+        """Makes so many changes. Raises `StoreBroken`: one does not fit."""
+        assert self.there is not None
+        for _ in range(count):
+            version, change, size = self._changes.popleft()
+            self._bytes -= size
+            try:
+                self.there.apply(change, version)
+            except (BadInput, VersionError) as error:
+                raise StoreBroken(
+                    f"{self._connection.address}: version {version} cannot be applied: {error}"
+                ) from error
+        return self.there
+
+    def close(self) -> None:
+        """Ends the call and the thread."""
+        self._call.cancel()  # type: ignore[no-untyped-call]
+        self._thread.join()
+
+
+class _Shard(_Held, Snapshot):
+    """What one server's store holds, at the version of all of them; `HeldServers` does the locking."""
+
+    def __init__(self, address: str, deadline_s: float, news: threading.Condition) -> None:
+        self.connection, self._news = ServerConnection(address, deadline_s), news
+        self._replayed = ReplayedTables({}, FollowedTable)
+        self.log = _ServerLog(self.connection, news)
+        self.because: ElastableError | None = None  # why it is read anew, until it is there
+
+    def again(self) -> None:
+        """Reads everything anew where nothing more will come; raises why, until it is there."""
+        if self.log.why is not None:
+            self.because = self.log.why
+            self.log.close()
+            self.log = _ServerLog(self.connection, self._news)
+        if self.because is not None and self.log.there is None:
+            raise self.because
+        self.because = None
+
+    @property
+    def anew(self) -> bool:
+        """Whether it was read anew, and is not answered from yet."""
+        return self.log.there is not self._replayed
+
+    def apply(self, count: int) -> bool:
+        """Goes on by so many changes of its log; whether there are other tables then."""
+        before = list(self._replayed.tables.values())
+        self._replayed = self.log.apply(count)
+        return before != list(self._replayed.tables.values())
+
+    def record(self) -> bytes | None:
+        """Of its version."""
+        return self._replayed.record
+
+    def specs(self) -> dict[str, TableSpec]:
+        return {name: table.spec for name, table in self._replayed.tables.items()}
+
+    def version(self) -> int:
+        return self._replayed.version
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        return _rows_of(self._replayed, ids)
+
+    def row_count(self, table: str) -> int:
+        return _table(self._replayed, table).count
+
+    def renew(self, lease_s: float | None = None) -> None:
+        """It ends when it is closed."""
+
+    def close(self) -> None:
+        self.connection.close()
+        self.log.close()
+
+
+class HeldServers(BaseSource):
+    """Exactly one version of a job's rows that servers hold; `advance` goes on to the newest that all of them have.
+
+    All rows are in memory, with their slots. Each server sends every change once it is logged (the Follow call). A
+    version counts once all have sent it, with the record of one commit. Where a server is lost, its rows are read anew
+    once it is back, and the version that is there is answered from until then.
+
+    Args:
+        addresses: `host:port` of a job's master, or of its store servers in their order.
+        deadline_s: Seconds that the first version may take to begin with, while nothing comes.
+
+    Raises:
+        Unsupported: a store there has no log.
+        Unavailable, DeadlineExceeded: a server is not reached.
+        StoreBroken: what it sends is no log of a store.
+    """
+
+    def __init__(self, addresses: Sequence[str], deadline_s: float = 30.0) -> None:
+        self._place = ", ".join(addresses)
+        self._lock, self._moving, self._news = threading.RLock(), threading.Lock(), threading.Condition()
+        self._mixed: ElastableError | None = None  # why versions are mixed: some servers' rows were applied alone
+        self._closed = False
+        self._shards = [_Shard(address, deadline_s, self._news) for address in addresses]
+        whole = len(self._shards) == 1
+        self._rows: Snapshot = self._shards[0] if whole else PartitionedSnapshot(self._shards, 0)
+        try:
+            while not self._advance():
+                with self._news:
+                    if not self._news.wait(deadline_s):
+                        raise DeadlineExceeded(f"{self._place} sent no version within {deadline_s:g} s")
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def at_one_version(self) -> Iterator[tuple[int, bytes | None]]:
+        """As of `HeldReader`. Raises `StoreBroken` where there is none, as changes did not fit."""
+        with self._lock:
+            if self._mixed is not None:
+                raise StoreBroken(f"{self._place}: rows are read anew, as {self._mixed}") from self._mixed
+            yield self.version(), self._shards[0].record()
+
+    def advance(self) -> int:
+        """Goes on to the newest version that all servers have, and returns it.
+
+        Raises:
+            StoreBroken, Unavailable, DeadlineExceeded: a server is lost, or away; the version is as before.
+        """
+        with self._moving:
+            self._advance()
+            return self.version()
+
+    def _advance(self) -> bool:
+        """Goes on; False: there is no version that all servers have, yet."""
+        for shard in self._shards:
+            shard.again()
+        with self._news:
+            counts = self._leading_on()
+            if counts is None or not (any(counts) or self._anew()):
+                return counts is not None
+        with self._lock, self._news:
+            if (counts := self._leading_on()) is None:  # taken back meanwhile
+                return False
+            if self._anew() and self._mixed is None:
+                _require_later(self._newest(), self.version(), self._place)
+            try:
+                others = [shard.apply(count) for shard, count in zip(self._shards, counts, strict=True)]
+                self._mixed = None
+            except StoreBroken as error:
+                self._mixed = error
+                for shard in self._shards:
+                    shard.log.why = shard.log.why or error
+                raise
+            if any(others):
+                self._rows.forget()
+        return True
+
+    def _anew(self) -> bool:
+        return any(shard.anew for shard in self._shards)
+
+    def _newest(self) -> int:
+        return min(shard.log.newest() for shard in self._shards)
+
+    def _leading_on(self) -> list[int] | None:
+        """How many changes of each log make the newest version that all servers have; None: there is none."""
+        newest = self._newest()
+        leading = [found for shard in self._shards if (found := shard.log.leading_to(newest)) is not None]
+        if len(leading) < len(self._shards):
+            return None
+        (_, record), *others = leading
+        same = all(kept in (None, stand_in(record)) for _, kept in others)
+        return [count for count, _ in leading] if same else None
+
+    def specs(self) -> dict[str, TableSpec]:
+        """All tables by name, at its version."""
+        with self._lock:
+            return self._rows.specs()
+
+    def version(self) -> int:
+        return self._shards[0].version()
+
+    def newest(self) -> int:
+        """The newest version that all servers have."""
+        with self._news:
+            return max(self.version(), self._newest())
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """Rows at its version. Raises `StaleVersion` or `FutureVersion` where another one is given."""
+        with self._lock:
+            _require_version(version, self.version(), self._place)
+            return self._rows.lookup(ids)
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As of `EmbeddingStore.scan`; the version stays meanwhile."""
+        return self._rows.scan(table, block_rows)
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As of `EmbeddingStore.read_rows`."""
+        return self._rows.read_rows(table, ids)
+
+    def table_state(self, table: str) -> TableState:
+        """As of `EmbeddingStore.table_state`."""
+        return self._rows.table_state(table)
+
+    def forget(self) -> None:
+        """It holds its version."""
+
+    def close(self) -> None:
+        """Ends the calls. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._rows.close()

@@ -155,7 +155,7 @@ def test_no_modules_need_each_other() -> None:
 ROOMS = {
     "embedding_store": (
         *("errors", "closing", "option", "measures", "contract", "support", "log", "native", "optimizers", "tables"),
-        *("engine", "tiers", "store_reader", "shards", "composite", "wire", "broken_store"),
+        *("engine", "tiers", "shards", "composite", "wire", "store_reader", "broken_store"),
         *("open_store", "warm"),
     ),
     "master": (

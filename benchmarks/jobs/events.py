@@ -58,11 +58,11 @@ def main() -> None:
 
 
 def _broker(events: list[str]) -> tuple[Producer, str]:
-    """A mock broker with the events in one partition, for as long as the producer lives."""
+    """A mock broker with the events in four partitions, for as long as the producer lives; it keeps 5 MiB of each."""
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = producer.list_topics(timeout=30).brokers.values()
-    for event in events:
-        producer.produce("clicks", event, partition=0)
+    for number, event in enumerate(events):
+        producer.produce("clicks", event, partition=number % 4)
         producer.poll(0)
     producer.flush()
     return producer, f"{broker.host}:{broker.port}"
@@ -80,8 +80,10 @@ def _model() -> keras.Model:
 
 
 def _fit(model: keras.Model, reader: Reader) -> None:
-    until = "end" if reader.streams else None
+    until, before = "end" if reader.streams else None, int(model.optimizer.iterations)
     et.fit(model, reader, batch_size=_BATCH, shuffle=False, until=until, verbose=0)
+    if (made := int(model.optimizer.iterations) - before) != _RECORDS // _BATCH:
+        raise SystemExit(f"{type(reader).__name__}: {made} versions of {_BATCH} records, of {_RECORDS // _BATCH}")
 
 
 if __name__ == "__main__":

@@ -65,8 +65,7 @@ def worker(options: WorkerOptions) -> None:
     import_backend()
     from elastable.jobs.worker_process import run_worker
 
-    counted = run_worker(options)
-    logging.getLogger("elastable").info("%d micro-batches counted; the job is over", counted)
+    raise typer.Exit(run_worker(options))
 
 
 def _leave_at_once() -> None:

@@ -398,7 +398,7 @@ class TrainOptions(JobOptions):
 
 
 MODEL_SOURCE = Option(
-    "A run directory, a checkpoint, or the store that a job writes to: redis://... or memory?log=/folder.",
+    "A run directory, a checkpoint, or a store: redis://..., memory?log=/folder, grpc://MASTER, servers:HOST:PORT,...",
     metavar="RUN|DIR|URL", positional=True,
 )  # fmt: skip
 OWN_CLASSES = Option(

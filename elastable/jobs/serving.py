@@ -77,8 +77,8 @@ class _Serving:
         self._lost.append(why)
         self._stopped.set()
 
-    def run(self, role: str, server: GrpcServer, shard: Shard, sources: Mapping[str, Source]) -> int:
-        """Serves until a signal; the exit code. Raises what lost the store."""
+    def run(self, role: str, server: GrpcServer, shard: Shard, sources: Mapping[str, Source]) -> None:
+        """Serves until a signal. Raises what lost the store."""
         options, not_ready = self._options, self._health.not_ready
         found: dict[str, Source] = {"store": partial(store_source, self.store, not_ready), **sources}
         found |= server_sources(role, server, self._lookups)
@@ -90,7 +90,6 @@ class _Serving:
                     shard.clients.settle()
         if self._lost:
             raise self._lost[0]
-        return ExitCode.DONE
 
 
 def run_parameter_server(options: ServerOptions, console: Console) -> int:
@@ -111,7 +110,8 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         server = serving.serve(shard, None)
         line = f"parameter server at {server.address}, store {redacted(options.store)}"
         console.print(line, highlight=False, markup=False)
-        return serving.run("server", server, shard, {})
+        serving.run("server", server, shard, {})
+    return ExitCode.DONE
 
 
 def run_store_server(options: StoreServerOptions, console: Console) -> int:
@@ -144,7 +144,8 @@ def run_store_server(options: StoreServerOptions, console: Console) -> int:
         console.print(line, highlight=False, markup=False)
         if registration is not None:
             registration.announce(_called(options, server.address), lambda reason: serving.lose(TakenOver(reason)))
-        return serving.run("store", server, shard, {"pushes": partial(shard_source, shard)})
+        serving.run("store", server, shard, {"pushes": partial(shard_source, shard)})
+    return ExitCode.INTERRUPTED  # the job is not done: whoever starts its servers starts another
 
 
 def _called(options: StoreServerOptions, listening: str) -> str:

@@ -36,6 +36,7 @@ from elastable.master.rpc.client import MasterClient
 from elastable.monitoring.metrics import Source, lookups_source, process_source, shard_lookups_source, worker_source
 from elastable.monitoring.page.views import Watched
 from elastable.monitoring.watching import require_watchable, watched_over_http
+from elastable.process.exit_codes import ExitCode
 from elastable.process.logs import describe_process
 from elastable.process.stopping import SIGNAL_REASONS
 from elastable.worker.layers.model_tables import forget_rows, store_layers
@@ -53,10 +54,10 @@ _ADDRESS_S = 2.0  # for the question where a store server is, which the next try
 
 
 def run_worker(options: WorkerOptions) -> int:
-    """Joins a job and works until it ends.
+    """Joins a job and works until it ends, or a signal says so.
 
     Returns:
-        Micro-batches that counted.
+        The exit code: after a signal another one than at the job's end, as whoever starts workers then starts another.
 
     Raises:
         JobFailed: the master was stopped before the job's last version.
@@ -105,8 +106,11 @@ def run_worker(options: WorkerOptions) -> int:
         session.close()
         raise
 
+    told: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
         _log.info("signal %d: leaving after this micro-batch", number)
+        told.append(number)
         worker.stop()
 
     signal.signal(signal.SIGTERM, stop)
@@ -120,7 +124,8 @@ def run_worker(options: WorkerOptions) -> int:
     with watched_over_http(options.http, options.insecure, Watched(sources, worker.not_ready), Console()):
         counted = worker.run()
     refuse_early_end(worker.job_ended)
-    return counted
+    _log.info("%d micro-batches counted; %s", counted, "left as told" if told else "the job is over")
+    return ExitCode.INTERRUPTED if told else ExitCode.DONE
 
 
 def _require_backend(job: JobSpec) -> None:

@@ -22,10 +22,10 @@ from elastable.master.backend.contract import backend
 from elastable.master.backend.lazy import tf
 from elastable.master.model.dense import dense_part
 from elastable.models.versions import (
-    Followed,
     Saved,
     Versions,
     is_followed,
+    latest_of,
     model_of_job,
     no_such_version,
     require_same_model,
@@ -63,8 +63,9 @@ class Predictor(Closing):
 
     Args:
         source: A run directory or a folder of checkpoints, a checkpoint, or the URL of a store that a job writes to
-            (`redis://...`, or `memory?log=/folder` of this machine): the version that it has now, and after each
-            `advance` the newest one. A folder of `export --format serving` goes on to those of the store that it is of.
+            (`redis://...`, `memory?log=/folder` of this machine, `grpc://host:port` of the job's master, or
+            `servers:host:port,...` of its store servers): the version that it has now, and after each `advance` the
+            newest one. A folder of `export --format serving` goes on to those of the store that it is of.
         version: The version to hold; None: none.
         checkpoints: Where other versions are read from (`hold`); None: from `source`, where that is no store.
         unknown: What ids without a row read, one of `UNKNOWN`: their initial value, as in training, or zeros.
@@ -95,10 +96,9 @@ class Predictor(Closing):
         if unknown not in UNKNOWN:
             raise BadInput(f"unknown={unknown!r}: write one of {', '.join(map(repr, UNKNOWN))}")
         self._zeros = unknown == "zeros"
-        followed = is_followed(source)
-        self._checkpoints = source if checkpoints is None and not followed else checkpoints
+        self._checkpoints = source if checkpoints is None and not is_followed(source) else checkpoints
         self.held = version
-        self._newest: Versions = Followed(str(source), deadline_s) if followed else Saved(source, version, deadline_s)
+        self._newest: Versions = latest_of(source, version, deadline_s)
         self._versions: Versions = self._newest
         with ExitStack() as undo:
             undo.callback(self.close)

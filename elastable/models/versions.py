@@ -1,19 +1,28 @@
 """The versions of a trained model: in a run, among checkpoints, or in a store that a job writes; and their model."""
 
+import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import keras
 
-from elastable.embedding_store.contract.malformed import DocumentFields
+from elastable.embedding_store.contract.malformed import UNREADABLE, DocumentFields
 from elastable.embedding_store.contract.row_source import RowSource, variables_of
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, StoreBroken, Unsupported
+from elastable.embedding_store.errors import (
+    BadInput,
+    CheckpointError,
+    ElastableError,
+    ModelError,
+    StoreBroken,
+    Unsupported,
+)
 from elastable.embedding_store.open_store import open_follower
-from elastable.embedding_store.store_reader import HeldLog, HeldReader
+from elastable.embedding_store.store_reader import HeldLog, HeldReader, HeldServers
+from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.master.api import Tensor
 from elastable.master.backend.contract import backend
@@ -23,6 +32,7 @@ from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.commits.version_record import VersionRecord
 from elastable.master.model.dense import DenseTensors
+from elastable.master.rpc.client import MasterClient
 from elastable.models.configuration import model_of, same_model
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
@@ -30,13 +40,15 @@ from elastable.worker.rows.saved_rows import leaving_rows_out
 from elastable.worker.user_model.build import make_model
 from elastable.worker.user_model.model_file import load_model_file
 
-_UNFOLLOWED = ("file://", "grpc://", "grpcs://", "dns://", "token:", "encoding:")
+_UNFOLLOWED = ("file://", "grpcs://", "dns://", "token:", "encoding:")
+
+_ASKED_S = 5.0  # for the answer of a job's master, which may be over
 
 
 class Versions(Protocol):
     """Where a predictor's versions come from."""
 
-    rows: HeldReader | HeldLog | EmbeddingStore
+    rows: HeldReader | HeldLog | HeldServers | EmbeddingStore
     job: DocumentFields
     look_s: float | None  # between two looks for a newer one; None: there never is one
 
@@ -61,16 +73,16 @@ class Saved:
             if not str(place).startswith(_UNFOLLOWED):
                 raise
             raise Unsupported(
-                f"{redacted(str(place))}: rows in files and at store servers are read by their job alone, and no "
-                "checkpoints are there: name the job's run or its checkpoints (--checkpoint-every N saves some; "
-                "--follow goes on to each), or have it write --store redis://... or memory?log=/folder"
+                f"{redacted(str(place))} is read by its job alone, and no checkpoints are there: name the job's run, "
+                "its checkpoints (--checkpoint-every N saves some), its master (grpc://host:port), or its store "
+                "servers (servers:host:port,...)"
             ) from error
         self.job, self._deadline_s = self._saved.job, deadline_s
         self._log = log if is_followed(log := str(self.job.get("store_url", ""))) else None
         self.look_s = None if MANIFEST in files_at(str(place)).names() else 1.0
         if self._log is not None:
             self.look_s = Followed.look_s
-        self.rows: HeldReader | HeldLog | EmbeddingStore = MemoryStore()
+        self.rows: HeldReader | HeldLog | HeldServers | EmbeddingStore = MemoryStore()
         try:
             restore_tables(self._saved, self.rows)
             self._record = VersionRecord(self._saved.job, self._saved.progress(), self._saved.dense())
@@ -118,7 +130,7 @@ class Followed:
     def __init__(self, url: str, deadline_s: float | None) -> None:
         self._place = redacted(url)
         self._reader = open_follower(url, deadline_s)
-        self.rows: HeldReader | HeldLog | EmbeddingStore = self._reader
+        self.rows: HeldReader | HeldLog | HeldServers | EmbeddingStore = self._reader
         try:
             with self._reader.at_one_version() as (_, record):
                 self.job: DocumentFields = dict(self._record(record).job)
@@ -167,9 +179,9 @@ def open_versions(
     Raises:
         CheckpointError: it cannot be read.
     """
-    if not is_followed(source):
-        return Saved(source, version, deadline_s)
-    found = Followed(str(source), deadline_s)
+    found = latest_of(source, version, deadline_s)
+    if isinstance(found, Saved):
+        return found
     with ExitStack() as undo:
         undo.callback(found.close)
         with found.current(-1) as (now, _):
@@ -191,7 +203,35 @@ def no_such_version(wanted: int | None, now: int) -> CheckpointError:
 
 def is_followed(source: str | Path) -> bool:
     """Whether it is a store that a job writes to, and no folder."""
-    return str(source).partition("://")[0] in SCHEMES or str(source).startswith("memory?")
+    return str(source).partition("://")[0] in (*SCHEMES, "grpc") or str(source).startswith(("memory?", SERVERS))
+
+
+def latest_of(source: str | Path, version: int | None, deadline_s: float | None) -> "Saved | Followed":
+    """What a source has: its versions as they are saved, or those of the store that it is, or of its job's now.
+
+    Raises:
+        As `et.Predictor`.
+    """
+    if is_followed(source):
+        return Followed(str(source), deadline_s)
+    try:
+        return Saved(source, version, deadline_s)
+    except CheckpointError:
+        if version is not None or (url := _store_of_run(Path(source))) is None:
+            raise
+        return Followed(url, deadline_s)
+
+
+def _store_of_run(run: Path) -> str | None:
+    """Where the rows of the job are that a run directory is of; None: it is not known, or the job is over."""
+    try:
+        address = str(json.loads((run / "job.json").read_text())["address"])
+    except UNREADABLE:
+        return None
+    with suppress(ElastableError):
+        servers = MasterClient(address, deadline_s=_ASKED_S).status().servers
+        return SERVERS + ",".join(of.address for of in servers) if servers else f"grpc://{address}"
+    return None
 
 
 def model_of_job(job: DocumentFields, model_file: str | Path | None) -> keras.Model:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from elastable.embedding_store.composite.composite_store import CompositeSource, CompositeStore
+from elastable.embedding_store.composite.composite_store import CompositeSnapshot, CompositeSource, CompositeStore
 from elastable.embedding_store.composite.partitions import (
     Partition,
     TableSplits,
@@ -12,6 +12,7 @@ from elastable.embedding_store.composite.partitions import (
 )
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
@@ -32,6 +33,18 @@ class PartitionedSource(CompositeSource[RowSource]):
 
     def __init__(self, shards: Sequence[RowSource], timeout_s: float = 60.0) -> None:
         super().__init__(StoreGroup(shards, _SplitTables(len(shards), sums_apart=None), timeout_s))
+
+
+class PartitionedSnapshot(CompositeSnapshot):
+    """Rows of tables that are split over several snapshots of one version.
+
+    Args:
+        shards, timeout_s: As of `PartitionedSource`.
+        version: Of all of them.
+    """
+
+    def __init__(self, shards: Sequence[Snapshot], version: int, timeout_s: float = 60.0) -> None:
+        super().__init__(shards, _SplitTables(len(shards), sums_apart=None), version, timeout_s)
 
 
 class PartitionedStore(CompositeStore):

@@ -14,6 +14,7 @@ from elastable.embedding_store.composite.partitioned_store import PartitionedSto
 from elastable.embedding_store.composite.partitions import Partition
 from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.errors import ElastableError, ShardLost, StoreFailed, VersionError
+from elastable.embedding_store.log.framing import crc32_of
 from elastable.embedding_store.measures import StoreMeasures
 from elastable.embedding_store.shards.ownership import refuse_moved
 from elastable.embedding_store.shards.server_contract import (
@@ -167,7 +168,7 @@ class StoreServers(PartitionedStore, ShardStore):
     def _commit_decided(self, commit: PushedCommit) -> Committed:
         with self.group.lock.writing():
             self.group.apart = f"the commit of version {commit.version} broke off; repeat it"
-            first, others = self._servers[RECORD_STORE], replace(commit, record=None)
+            first, others = self._servers[RECORD_STORE], replace(commit, record=stand_in(commit.record))
             made = self._await(lambda server: partial(server.commit_pushed, commit if server is first else others))
             missing = _union(of_server.missing for of_server in made.values())
             if missing:
@@ -251,6 +252,14 @@ class StoreServers(PartitionedStore, ShardStore):
                 for shard, share in _split(found, slices).items():
                     parts[shard][number][table] = share
         return [replace(push, parts=tuple(of_server)) for of_server in parts]
+
+
+def stand_in(record: bytes | None) -> bytes | None:
+    """What servers but the first keep as the record of a version: its checksum.
+
+    By it a follower tells what all servers have of one commit from what was taken back and made anew.
+    """
+    return None if record is None else b"%08x %d" % (crc32_of(record), len(record))
 
 
 class _PushesMissing(Exception):

@@ -21,7 +21,13 @@ from elastable.embedding_store.engine.membership import budgets_due
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pins import MemoryPin, PinLease, StorePins
 from elastable.embedding_store.engine.staged_commit import StagedCommit, stage_commit, time_of
-from elastable.embedding_store.engine.store_history import DEFAULT_LOG_BYTES, ChangeLog, ReplayedTables
+from elastable.embedding_store.engine.store_history import (
+    DEFAULT_LOG_BYTES,
+    ChangeLog,
+    FollowedChange,
+    Following,
+    ReplayedTables,
+)
 from elastable.embedding_store.engine.store_tier import DEFAULT_EVERY_S, Flusher, StoreTier
 from elastable.embedding_store.errors import (
     BadInput,
@@ -31,6 +37,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     TakenOver,
     Unavailable,
+    Unsupported,
 )
 from elastable.embedding_store.log import changes
 from elastable.embedding_store.log.changes import Change, CommitImages
@@ -243,6 +250,23 @@ class MemoryStore(BaseStore):
                 self._pins.sweep()
         with self._lock.reading():
             return self._pins.statistics()
+
+    def follow(self) -> tuple[Iterator[FollowedChange], Following]:
+        """All that the store holds, and every change from now on, as soon as it is logged.
+
+        Raises:
+            Unsupported: it has no log.
+        """
+        while True:
+            with self._lock.writing():
+                self._require_open()
+                if self._history is None:
+                    raise Unsupported("a store in memory without a log cannot be followed: write memory?log=/folder")
+                if not self._base_differs():
+                    pin = self._pin_of(self._pins.take(self._version, None, _BASE_LEASE_S))
+                    specs = [table.spec for table in self._tables.values()]
+                    return self._history.follow(pin, specs, self._record)
+            self._abandon_base()
 
     def _pin_of(self, lease: PinLease) -> MemoryPin:
         return MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
@@ -698,7 +722,8 @@ class MemoryStore(BaseStore):
         """Before a change, the store being held alone: nobody else writes from now on."""
         tier = self._tier
         if tier is not None and tier.own():
-            self._replay_anew(tier, "another process has changed the store")
+            self._replay_anew(tier, why := "another process has changed the store")
+            tier.end_following(why)
 
     def _make_way(self) -> None:
         """Before a change, the store not being held: waits until the log may grow."""

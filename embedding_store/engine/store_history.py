@@ -4,6 +4,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
-from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, StoreBroken, VersionError
+from elastable.embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    StaleVersion,
+    StoreBroken,
+    Unsupported,
+    VersionError,
+)
 from elastable.embedding_store.log.acknowledged import AcknowledgedFile, Noted, acknowledged_beside
 from elastable.embedding_store.log.base_file import newest_base, write_base
 from elastable.embedding_store.log.changes import (
@@ -30,6 +38,7 @@ from elastable.embedding_store.log.changes import (
 from elastable.embedding_store.log.contract import Buffer, Log
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
+from elastable.embedding_store.support.futures import settle, settle_error
 from elastable.embedding_store.tables.checks import require_block, require_ids
 
 
@@ -118,6 +127,100 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_LOG_BYTES = 1 << 30
 _BLOCK_ROWS = 65_536
+_MOST_UNSENT = 256 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedChange:
+    """What a follower is told of.
+
+    Attributes:
+        version: Of the store once the change is made.
+        payload: The change, as the log keeps it; None: the changes after `version`, if any, were taken back.
+        begin: Whether it is one of those that make an empty store what it was when following began, and come first.
+    """
+
+    version: int
+    payload: bytes | None
+    begin: bool = False
+
+
+class Following:
+    """What one follower has not been sent yet; at most 256 MiB: one that does not keep up begins anew."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unsent: list[FollowedChange] = []
+        self._bytes = 0
+        self._asked: Future[list[FollowedChange]] | None = None
+        self._over: ElastableError | None = None
+
+    def take(self) -> Future[list[FollowedChange]]:
+        """What comes next, once there is anything; whoever cancels it follows no more.
+
+        Raises (its result):
+            StaleVersion: too much was not taken; or the store is another one now.
+        """
+        taken: Future[list[FollowedChange]] = Future()
+        with self._lock:
+            if not self._unsent and self._over is None:
+                self._asked = taken
+                return taken
+            unsent, self._unsent, self._bytes = self._unsent, [], 0
+        if unsent:
+            settle(taken, unsent)
+        elif self._over is not None:
+            settle_error(taken, self._over)
+        return taken
+
+    def tell(self, change: FollowedChange) -> bool:
+        """Adds a change; False: nobody follows any more."""
+        with self._lock:
+            asked, self._asked = self._asked, None
+            if self._over is not None or (asked is not None and asked.cancelled()):
+                return False
+            self._unsent.append(change)
+            self._bytes += len(change.payload or b"")
+            unsent = self._unsent
+            if asked is not None:
+                self._unsent, self._bytes = [], 0
+            if self._bytes > _MOST_UNSENT:
+                self._over = StaleVersion(f"{self._bytes:,} bytes of changes were not taken: follow anew")
+                self._unsent, self._bytes = [], 0
+        if asked is not None:
+            settle(asked, unsent)
+        return self._over is None
+
+    def end(self, why: str) -> None:
+        """The follower is told that there is no more."""
+        with self._lock:
+            self._over, self._unsent = StaleVersion(f"{why}: follow anew"), []
+            asked, self._asked = self._asked, None
+        if asked is not None:
+            settle_error(asked, self._over)
+
+
+def beginning(
+    snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None, stopping: Callable[[], bool] = lambda: False
+) -> Iterator[Sequence[Buffer]]:
+    """The changes that make an empty store what a snapshot shows, as a log keeps them.
+
+    Args:
+        snapshot: Renewed on the way.
+        specs: Of its tables.
+        record: `Commit.record` of its version.
+        stopping: Whether nobody wants the rest.
+    """
+    yield encode_change(ResetVersion(record))
+    for spec in specs:
+        yield encode_change(CreateTable(spec))
+        for block in snapshot.scan(spec.name, _BLOCK_ROWS):
+            snapshot.renew()
+            if stopping():
+                raise _Stopped
+            yield encode_change(PutRows(spec.name, block))
+        if state := snapshot.table_state(spec.name):
+            yield encode_change(PutTableState(spec.name, state))
 
 
 class ChangeLog(Closing):
@@ -130,6 +233,7 @@ class ChangeLog(Closing):
 
     def __init__(self, log: Log, acknowledged: AcknowledgedFile) -> None:
         self.log, self.acknowledged = log, acknowledged
+        self._followers: list[Following] = []
 
     @property
     @abstractmethod
@@ -154,9 +258,47 @@ class ChangeLog(Closing):
             StoreBroken: nothing can be written any more.
             TakenOver: another process owns the store now.
         """
-        self.log.append(self.log.last + 1, version, encode_change(change) if self.log.keeps_entries else ())
+        parts = encode_change(change) if self.log.keeps_entries else ()
+        self.log.append(self.log.last + 1, version, parts)
         if self.log.keeps_entries:
             self.acknowledged.put(Noted.of(self.log, version, self.identity))
+        if self._followers:
+            self._tell(FollowedChange(version, b"".join(parts)))
+
+    def follow(
+        self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
+    ) -> tuple[Iterator[FollowedChange], Following]:
+        """What makes an empty store what it is now, and every change from now on; nothing is appended meanwhile.
+
+        Args:
+            snapshot: As of the last change; closed with the iterator.
+            specs, record: As of `beginning`.
+
+        Raises:
+            Unsupported: the log keeps nothing.
+        """
+        if not self.log.keeps_entries:
+            raise Unsupported(f"{self.place} cannot be followed: it has no log (log=none)")
+        following = Following()
+        self._followers.append(following)
+
+        def begin() -> Iterator[FollowedChange]:
+            with snapshot:
+                version = snapshot.version()
+                for parts in beginning(snapshot, specs, record):
+                    yield FollowedChange(version, b"".join(parts), begin=True)
+            yield FollowedChange(version, None)
+
+        return begin(), following
+
+    def end_following(self, why: str) -> None:
+        """Followers begin anew: what they were told is not what the store holds."""
+        for following in self._followers:
+            following.end(why)
+        self._followers = []
+
+    def _tell(self, change: FollowedChange) -> None:
+        self._followers = [following for following in self._followers if following.tell(change)]
 
     @abstractmethod
     def replay(self, tables: ReplayedTables) -> None:
@@ -181,6 +323,7 @@ class ChangeLog(Closing):
         """Truncates the log after entry `keep`, which leads to a version: none after it counts as acknowledged."""
         self.acknowledged.put(Noted(version, keep, self.log.check_at(keep) or 0, self.identity))
         self.log.truncate(keep)
+        self._tell(FollowedChange(version, None))
 
     def begin_base(self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None) -> None:
         """Writes a base from a pinned version, on a separate thread, and closes the snapshot.
@@ -300,7 +443,7 @@ class StoreHistory(ChangeLog):
             with snapshot:
                 # A loss of power must not leave a base of entries that the log has lost.
                 self.log.sync()
-                payloads = self._payloads(snapshot, specs, record)
+                payloads = beginning(snapshot, specs, record, self._stopping.is_set)
                 base = write_base(self.folder, sequence, snapshot.version(), payloads)
             self.log.trim(base.sequence)
             self._base = base
@@ -308,21 +451,6 @@ class StoreHistory(ChangeLog):
             pass
         except ElastableError as error:
             _log.warning("%s: no new base was written, and the log goes on growing: %s", self.folder, error)
-
-    def _payloads(
-        self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
-    ) -> Iterator[Sequence[Buffer]]:
-        yield encode_change(ResetVersion(record))
-        for spec in specs:
-            name = spec.name
-            yield encode_change(CreateTable(spec))
-            for block in snapshot.scan(name, _BLOCK_ROWS):
-                snapshot.renew()
-                if self._stopping.is_set():
-                    raise _Stopped
-                yield encode_change(PutRows(name, block))
-            if state := snapshot.table_state(name):
-                yield encode_change(PutTableState(name, state))
 
 
 class _Stopped(Exception):

@@ -2162,6 +2162,82 @@ class RecordFrame(_message.Message):
 Global___RecordFrame: _TypeAlias = RecordFrame  # noqa: Y015
 
 @_typing.final
+class FollowRequest(_message.Message):
+    """The store's log, from now on. Whoever follows several store servers of a job
+    applies a version once all of them have sent it: one that is not on all may be
+    taken back.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class FollowHeader(_message.Message):
+    """One change. Body: uint8 change[bytes], as the store's log keeps it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    TAKEN_BACK_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """of the store once it is made"""
+    bytes: _builtins.int
+    begin: _builtins.bool
+    """one of those that make an empty store what it was when the call came"""
+    taken_back: _builtins.bool
+    """no change: those after `version` do not count"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        begin: _builtins.bool = ...,
+        taken_back: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "bytes", b"bytes", "taken_back", b"taken_back", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowHeader: _TypeAlias = FollowHeader  # noqa: Y015
+
+@_typing.final
+class FollowFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___FollowHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___FollowHeader | None = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowFrame: _TypeAlias = FollowFrame  # noqa: Y015
+
+@_typing.final
 class TakeChangesRequest(_message.Message):
     """Which rows changed since the checkpoint of mark `base`, for one of mark `mark`.
     Repeating the call is harmless.

@@ -64,6 +64,11 @@ class StoreStub:
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
                 response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/elastable.embedding_store.v1.Store/Follow',
+                request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.FollowRequest.SerializeToString,
+                response_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.FollowFrame.FromString,
+                _registered_method=True)
         self.Pin = channel.unary_unary(
                 '/elastable.embedding_store.v1.Store/Pin',
                 request_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
@@ -170,6 +175,14 @@ class StoreServicer:
 
     def Attach(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request, context):
+        """All that the store holds, and then every change as soon as it is logged: of
+        a store with a log. A client that does not keep up is sent away.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -292,6 +305,11 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachRequest.FromString,
                     response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.FollowRequest.FromString,
+                    response_serializer=elastable_dot_embedding__store_dot_v1_dot_store__pb2.FollowFrame.SerializeToString,
             ),
             'Pin': grpc.unary_unary_rpc_method_handler(
                     servicer.Pin,
@@ -521,6 +539,33 @@ class Store:
             '/elastable.embedding_store.v1.Store/Attach',
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
             elastable_dot_embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastable.embedding_store.v1.Store/Follow',
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.FollowRequest.SerializeToString,
+            elastable_dot_embedding__store_dot_v1_dot_store__pb2.FollowFrame.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,10 @@ class StoreStub:
     or all, one bulk message after the other; or what the table keeps besides.
     """
     Attach: _grpc.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]
+    Follow: _grpc.UnaryStreamMultiCallable[_store_pb2.FollowRequest, _store_pb2.FollowFrame]
+    """All that the store holds, and then every change as soon as it is logged: of
+    a store with a log. A client that does not keep up is sent away.
+    """
     Pin: _grpc.UnaryUnaryMultiCallable[_store_pb2.PinRequest, _store_pb2.PinReply]
     """Keeps one version readable while commits go on."""
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
@@ -92,6 +96,10 @@ class StoreAsyncStub(StoreStub):
     or all, one bulk message after the other; or what the table keeps besides.
     """
     Attach: _aio.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]  # type: ignore[assignment]
+    Follow: _aio.UnaryStreamMultiCallable[_store_pb2.FollowRequest, _store_pb2.FollowFrame]  # type: ignore[assignment]
+    """All that the store holds, and then every change as soon as it is logged: of
+    a store with a log. A client that does not keep up is sent away.
+    """
     Pin: _aio.UnaryUnaryMultiCallable[_store_pb2.PinRequest, _store_pb2.PinReply]  # type: ignore[assignment]
     """Keeps one version readable while commits go on."""
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
@@ -164,6 +172,16 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.AttachReply, _abc.Awaitable[_store_pb2.AttachReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request: _store_pb2.FollowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.FollowFrame], _abc.AsyncIterator[_store_pb2.FollowFrame]]:
+        """All that the store holds, and then every change as soon as it is logged: of
+        a store with a log. A client that does not keep up is sent away.
+        """
 
     @_abc_1.abstractmethod
     def Pin(

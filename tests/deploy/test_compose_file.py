@@ -100,6 +100,15 @@ def test_the_labels_are_those_of_the_package(dockerfile: list[str]) -> None:
     assert (labels["version"], labels["licenses"]) == (project["version"], "Apache-2.0")
 
 
+def test_the_image_has_every_extra_that_its_extras_name(dockerfile: list[str]) -> None:
+    (brought,) = [
+        set(re.findall(r'"(\w+)"', said)) for line in dockerfile for said in re.findall(r"brought = (.*?);", line)
+    ]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [need for name in brought for need in extras[name] if need.startswith("elastable[")]
+    assert {name for need in named for name in need[len("elastable[") : -1].split(",")} <= brought
+
+
 def test_memory_is_limited_and_redis_refuses_writes_before_its_container_is_killed(compose: Parsed) -> None:
     limits = {settings["mem_limit"] for settings in compose["services"].values()}
     assert limits == {"${ELASTABLE_MEMORY:-8g}"}

@@ -7,17 +7,21 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
 
+from elastable.embedding_store.engine.store_history import FollowedChange, StoreHistory
 from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.log.changes import DropTable, ResetVersion, decode_change, encode_change
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS
 from elastable.embedding_store.wire.messages.frames import REQUEST_KEY
+from elastable.embedding_store.wire.messages.store_messages import followed_frames, followed_from_frames
 from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
 from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
@@ -85,6 +89,7 @@ class _Replies(Target):
 
     def open(self) -> None:
         store = self.held.enter_context(SharedMemoryStore(1))
+        store.keep_history(StoreHistory(self.held.enter_context(TemporaryDirectory()) + "/log"))
         for spec in SPECS.values():
             store.create_table(spec)
         self.liar = _Liar(served(self.held, *self.services(store))[1])
@@ -179,8 +184,24 @@ def _dense(m: Mutator) -> Seed:
     return frame.header, frame.body
 
 
+def _followed(m: Mutator) -> Seed:
+    content = b"".join(encode_change(DropTable("any") if m.chance(0.5) else ResetVersion(m.bytes(9))))
+    change = FollowedChange(m.small(3), m.choice((None, content)), begin=m.chance(0.5))
+    frame = store_pb2.FollowFrame.FromString(next(followed_frames(change)))
+    return frame.header, frame.body
+
+
+FOLLOWED = Call(
+    _followed,
+    bulk=store_pb2.FollowFrame,
+    parsers={
+        "Followed": lambda frames: [
+            decode_change(memoryview(it.payload)) for it in followed_from_frames(frames) if it.payload
+        ]
+    },
+)
 DENSE = Call(_dense, bulk=master_pb2.DenseFrame, parsers={"Dense": dense_from_frames})
-CALLS = (*STORE_CALLS.values(), *SHARD_CALLS.values(), *MASTER_CALLS.values(), DENSE)
+CALLS = (*STORE_CALLS.values(), *SHARD_CALLS.values(), *MASTER_CALLS.values(), FOLLOWED, DENSE)
 PARSERS = {name: (call, parse) for call in CALLS for name, parse in (call.parsers or {}).items()}
 """Name of a parser -> a call that it is of, and the parser."""
 

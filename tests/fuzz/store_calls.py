@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -12,6 +13,7 @@ from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec,
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.embedding_store.store_reader import HeldServers
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import FrameReader
 from elastable.embedding_store.wire.messages.store_messages import (
@@ -259,6 +261,12 @@ def _pinned(store: RemoteStore) -> None:
         pin.renew(0.5)
 
 
+def _followed(store: RemoteStore) -> None:
+    with HeldServers([store.address], 0.5) as held:
+        held.lookup({"any": _IDS})
+        held.advance()
+
+
 def _put(store: RemoteStore) -> None:
     ones = np.ones((3, 3), np.float32)
     store.put("any", [RowBlock(_IDS, ones, ones)])
@@ -286,6 +294,7 @@ STORE_CALLS: dict[str, Call] = {
         lambda store: (store.read_rows("any", _IDS), list(store.scan("any")), store.table_state("rare")),
         store_pb2.RowIdsFrame,
     ),
+    "Follow": replace(plain(store_pb2.FollowRequest, store_words, _followed), first_reply=True),
     "Pin": Call(_pin, _pinned),
     "CreateTable": Call(_spec, lambda store: store.create_table(SPECS["any"])),
     "PushRows": Call(

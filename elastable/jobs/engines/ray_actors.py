@@ -1,8 +1,10 @@
 """The engine Ray: each process is the child of an actor, in a placement group, and Ray starts actors again."""
 
+import math
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +25,7 @@ MOST_RESTARTS = 100
 _LOOK_S = 0.2  # in which a process that answers at all has answered
 _CHUNK_BYTES = 1 << 20  # of a log, in one answer
 _LEAVE_S = 20.0  # for a process whose node is to go
+_SETTLED_S = 60.0  # after which an actor that is said to be dead does not come back
 _AWAY = (ConnectionError, TimeoutError, RuntimeError)  # what Ray raises where no cluster answers
 _RESTARTED = (ExitCode.UNAVAILABLE, ExitCode.STORE_FAILED)
 _WORKERS_RESTARTED = (*_RESTARTED, ExitCode.JOB_FAILED)  # a master that was killed is followed by another
@@ -123,6 +126,7 @@ class RayProcesses(Processes):
         self._seen, self._lives = [Seen()] * len(actors), [""] * len(actors)
         self._offsets, self._restarts = [0] * len(actors), [0] * len(actors)
         self._asked: dict[Any, int] = {}
+        self._died = [(-math.inf, -math.inf)] * len(actors)  # when Ray said so first and last
         self._peers: dict[str, str] = {}
         self._ending = False
         self._again = _WORKERS_RESTARTED if role == "worker" else _RESTARTED
@@ -156,6 +160,14 @@ class RayProcesses(Processes):
             self._seen[number] = Seen()  # it comes back
             return
         except errors.RayError as error:
+            # With its node an actor is said to be dead, for a while even if it is to come back.
+            now, (first, last) = time.monotonic(), self._died[number]
+            first = now if now - last > _SETTLED_S else first
+            self._died[number] = first, now
+            back = isinstance(error, errors.ActorDiedError) and not error.actor_init_failed
+            if back and now - first < _SETTLED_S and not self._ending:
+                self._seen[number] = Seen()
+                return
             # Not to be started again, or it could not be: this is all that there is to read.
             self._write(number, f"\n{error}\n".encode())
             self._seen[number] = replace(self._seen[number], code=self._seen[number].code or int(ExitCode.JOB_FAILED))

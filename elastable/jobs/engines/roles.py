@@ -55,7 +55,7 @@ def start_workers(
 
 
 # What the environment says of roles is for servers that outlive a run.
-_OTHERS = ("ELASTABLE_TOKEN_FILE", "ELASTABLE_WORKER_TOKEN_FILE", "ELASTABLE_READER_TOKEN_FILE")
+_OTHERS = ("ELASTABLE_TOKEN_FILE", "ELASTABLE_WORKER_TOKEN_FILE")
 _ROLES = "ELASTABLE_CERTIFICATE_ROLES"
 
 

@@ -17,6 +17,7 @@ from elastable.embedding_store.contract.spec import (
     ShardOrigin,
     TableSpec,
 )
+from elastable.embedding_store.engine.store_history import FollowedChange
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.tables.checks import array_kind
@@ -189,6 +190,24 @@ def reset_from_frames(frames: Iterable[bytes]) -> tuple[store_pb2.RecordHeader, 
     if header.take_back and (header.force or record is not None):
         raise BadInput("ResetVersion: a version that is taken back has its own record, and leaves pins alone")
     return header, record
+
+
+def followed_frames(change: FollowedChange) -> Iterator[bytes]:
+    """The frames of one change, for those who follow a store."""
+    body, back = change.payload or b"", change.payload is None
+    header = store_pb2.FollowHeader(version=change.version, bytes=len(body), begin=change.begin, taken_back=back)
+    return encode(header.SerializeToString(), [np.frombuffer(body, np.uint8)] if body else [])
+
+
+def followed_from_frames(frames: Iterable[bytes]) -> Iterator[FollowedChange]:
+    """The changes in the frames of one Follow, until these end. Raises `BadInput`: malformed frames."""
+    frames = iter(frames)
+    for first in frames:
+        reader = FrameReader(chain((first,), frames), "Followed")
+        header, plan = reader.header(store_pb2.FollowHeader), BodyPlan("Followed")
+        plan.add("change", (header.bytes,), np.dtype(np.uint8))
+        (body,) = reader.read(plan, to_the_end=False)
+        yield FollowedChange(header.version, None if header.taken_back else body.tobytes(), header.begin)
 
 
 WithRecord = TypeVar("WithRecord", store_pb2.CommitPushedHeader, store_pb2.RecordHeader)

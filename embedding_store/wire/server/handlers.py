@@ -62,7 +62,7 @@ class Later(Generic[T]):
 
     result: Future[T]
     then: "Callable[[T], Answer]"
-    first: tuple[Body, ...] = ()
+    first: Iterable[Body] = ()
 
     def at_once(self) -> "Answer":
         """The answer, for a call that may not wait.

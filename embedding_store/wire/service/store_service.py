@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import grpc
 import numpy as np
@@ -15,6 +16,8 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.snapshot import Snapshot, require_lease
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.store_history import FollowedChange
 from elastable.embedding_store.errors import BadInput, ElastableError, StaleVersion, TableNotFound, Unsupported
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -34,6 +37,7 @@ from elastable.embedding_store.wire.server.handlers import (
     both_ways,
     client_of,
     control,
+    stream,
     upload,
 )
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
@@ -231,10 +235,11 @@ class StoreServicer:
             "Lookup": both_ways(self.lookup, client_of),
             "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
             "ReadRows": both_ways(self.read_rows, client_of),
+            "Follow": stream(self.follow, store_pb2.FollowRequest),
             "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
             **changing,
         }
-        waiting = frozenset({"GetStoreStatus", "Lookup"})
+        waiting = frozenset({"GetStoreStatus", "Lookup", "Follow"})
         return Service(messages.STORE_SERVICE, handlers, self.close, frozenset(), waiting, not_ready, proofs)
 
     def close(self) -> None:
@@ -276,6 +281,18 @@ class StoreServicer:
         if not isinstance(self._store, SharedMemoryStore):
             raise Unsupported("Attach: the rows of this store are not in shared memory")
         return store_pb2.AttachReply(socket=self._store.attachments.name, token=self._store.attachments.token)
+
+    def follow(self, request: store_pb2.FollowRequest) -> Later[None]:
+        if not isinstance(self._store, MemoryStore):
+            raise Unsupported(
+                "Follow: the rows of this job are in several stores; follow its store servers (servers:host:port,...)"
+            )
+        begin, following = self._store.follow()
+
+        def go_on(changes: Iterable[FollowedChange]) -> Later[list[FollowedChange]]:
+            return Later(following.take(), go_on, chain.from_iterable(map(messages.followed_frames, changes)))
+
+        return Later(at_once(None), lambda _: go_on(()), chain.from_iterable(map(messages.followed_frames, begin)))
 
     def read_rows(self, frames: Iterator[bytes], client: str) -> Iterator[bytes]:
         header, ids = messages.ids_from_frames(frames)

@@ -14,6 +14,7 @@ import pytest
 from elastable.embedding_store.errors import PermissionDenied
 from elastable.master.api import WorkerIdentity
 from elastable.master.rpc.client import MasterClient
+from elastable.process.exit_codes import ExitCode
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import (
     CLICK_JOB,
@@ -91,7 +92,7 @@ class TestAccidents:
         assert "micro-batches counted; the job is over" in accidents.late.err
 
     def test_a_terminated_worker_leaves_although_the_job_stands_still(self, accidents: Accidents) -> None:
-        assert accidents.terminated.wait() == 0, accidents.terminated.err
+        assert accidents.terminated.wait() == ExitCode.INTERRUPTED, accidents.terminated.err
         assert "leaving after this micro-batch" in accidents.terminated.err
 
     def test_status(self, accidents: Accidents) -> None:

@@ -27,7 +27,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_store import open_follower, open_store
-from elastable.embedding_store.store_reader import FollowedTable, HeldLog, HeldReader
+from elastable.embedding_store.store_reader import FollowedTable, HeldLog, HeldReader, HeldServers
 from elastable.models import versions
 from elastable.models.configuration import config_of, model_of
 from elastable.models.predictor import Predictor
@@ -35,8 +35,10 @@ from elastable.models.saving import export_version
 from elastable.serving.service import PredictionService
 from tests.elastable.click_job import data as click_data
 from tests.elastable.processes import run_elastable
+from tests.embedding_store.serving import serving
 from tests.servers import Server
 from tests.untyped import Keyword, Keywords
+from tests.waiting import until
 
 CLICKS = Path(__file__).parents[1] / "click_job.py"
 BATCH = 16
@@ -121,6 +123,22 @@ def test_rows_that_move_go_and_are_rounded(url: str, settings: Keywords) -> None
             train(trained, url, epochs=epoch + 1, first=epoch, **lazy)
             found.advance()
             assert_predicts(found, trained, 6 * (epoch + 1))
+
+
+@pytest.mark.parametrize("settings", [{"lazy": False}, {"eviction": et.EvictionSpec(max_age=4)}])
+def test_a_store_in_files_is_followed_at_the_process_that_has_it(tmp_path: Path, settings: Keywords) -> None:
+    lazy: Keywords = {"lazy": False} if "lazy" in settings else {}
+    trained = model(**({} if lazy else settings))
+    if lazy:
+        trained.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
+    with open_store(f"file://{tmp_path}/rows?flush=0.01") as store, serving(store) as server:
+        train(trained, store, **lazy)
+        with Predictor(f"grpc://{server.address}") as found:
+            assert_predicts(found, trained, 6)
+            for epoch in (1, 2):
+                train(trained, store, epochs=epoch + 1, first=epoch, **lazy)
+                until(lambda wanted=6 * (epoch + 1): found.advance() == wanted)  # type: ignore[misc]
+                assert_predicts(found, trained, 6 * (epoch + 1))
 
 
 def test_a_log_that_was_trimmed_is_no_end(url: str) -> None:
@@ -250,8 +268,8 @@ def test_ids_without_a_row_may_read_zeros(url: str, saved: bool, tmp_path: Path)
 
 
 def test_stores_that_their_job_alone_reads_say_what_to_serve(tmp_path: Path) -> None:
-    for url in (f"file://{tmp_path}", "grpc://127.0.0.1:1", "token:file:///a,file:///b"):
-        with pytest.raises(Unsupported, match=r"read by their job alone.*--checkpoint-every N"):
+    for url in (f"file://{tmp_path}", "token:file:///a,file:///b"):
+        with pytest.raises(Unsupported, match=r"read by its job alone.*--checkpoint-every N"):
             Predictor(url)
 
 
@@ -281,14 +299,14 @@ def test_what_cannot_be_served_is_refused(url: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def followed(url: str) -> Iterator[Callable[[], HeldReader | HeldLog]]:
+def followed(url: str) -> Iterator[Callable[[], HeldReader | HeldLog | HeldServers]]:
     with open_store(url) as store:
         store.create_table(et.TableSpec("rows", 4))
         yield lambda: open_follower(url)
 
 
 def test_a_reader_that_holds_its_rows_stays_at_its_version(
-    followed: Callable[[], HeldReader | HeldLog], url: str
+    followed: Callable[[], HeldReader | HeldLog | HeldServers], url: str
 ) -> None:
     with followed() as reader, reader.at_one_version() as (version, record):
         assert (version, record) == (0, None)

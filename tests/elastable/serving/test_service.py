@@ -36,7 +36,8 @@ from elastable.serving.protocols import predict_request
 from elastable.serving.service import LARGE, LARGEST_BODY, PredictionService
 from tests.certificates import TOKEN
 from tests.elastable.monitoring.http_client import LIMIT_S, Answer, get
-from tests.elastable.processes import elastable, run_elastable, wait_until
+from tests.elastable.processes import Hold, elastable, run_elastable, wait_until
+from tests.equality.test_store_servers import StoreProcess
 from tests.servers import Server, running_server
 
 CLICKS = Path(__file__).parents[1] / "click_job.py"
@@ -425,6 +426,51 @@ def test_a_process_serves_a_run_until_a_signal(tmp_path: Path) -> None:
         assert "elastable_served_version 20.0" in get(f"{at}metrics").text
         running.signal(signal.SIGTERM)
         assert running.wait() == ExitCode.DONE
+
+
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_a_process_follows_store_servers_whichever_dies(tmp_path: Path) -> None:
+    """By the run alone, while it has no checkpoint; and its last version is that of the run's checkpoint."""
+    stores = [StoreProcess(tmp_path / f"store-{n}.log", f"memory?log={tmp_path / str(n)}") for n in range(2)]
+    hold, at = Hold(tmp_path / "hold", 7), f"{stores[0].address},{stores[1].address}"
+    x = {"user_ids": [1, 2, 3, 4], "word_ids": [[1, 2, 3]] * 4}
+    job = ("train", CLICKS, "--workers", "1", "--micro-batch-size", "64", "--stores", at, "--no-export")
+    with ExitStack() as held:
+        for store in stores:
+            held.callback(store.kill)
+        training = held.enter_context(
+            elastable(tmp_path / "job", *job, "--run-dir", tmp_path / "runs", env=hold.environment)
+        )
+        hold.wait(training)
+        run = tmp_path / "runs" / "latest"
+        words = ("serve-model", run, "--follow", "--http", "127.0.0.1:0", "--deadline", "120")
+        serving = held.enter_context(elastable(tmp_path / "serving", *words))
+        wait_until(lambda: " at http" in serving.out + serving.err or serving.process.poll() is not None, "it", serving)
+        server = serving.out.partition(" at ")[2].split()[0]
+        name = serving.out.partition("model ")[2].partition(",")[0]
+
+        def asked() -> tuple[int, Any]:
+            body = json.dumps({"inputs": x}).encode()
+            answer = get(f"{server}v1/models/{name}:predict", method="POST", body=body)
+            assert answer.status == 200, answer.text
+            return int(answer.headers["elastable-model-version"]), json.loads(answer.text)["outputs"]
+
+        assert asked()[0] in (6, 7)
+        stores[1].kill()
+        wait(lambda: get(f"{server}readyz").status == 503)
+        before = asked()
+        assert before == asked()
+        stores[1].start()
+        hold.go()
+        assert training.wait() == ExitCode.DONE, training.err
+        wait(lambda: asked()[0] == 20)
+        with Predictor(run) as saved:
+            (wanted,) = saved.predict({key: np.array(each) for key, each in x.items()})[0].values()
+            assert saved.version == 20
+        np.testing.assert_array_equal(np.float32(asked()[1]), wanted)
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == ExitCode.DONE
 
 
 def test_what_cannot_be_served_is_refused_at_once(tmp_path: Path) -> None:

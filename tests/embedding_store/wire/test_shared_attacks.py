@@ -21,7 +21,7 @@ import pytest
 
 from elastable.embedding_store import RemoteSource, RemoteStore, SharedMemoryStore, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native import id_index
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.support import memory_mapping

@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import elastable as et
 from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError
-from elastable.master.api import JobSpec, Waiting
+from elastable.master.api import JobSpec, Span, Waiting
 from elastable.master.master_options import Until
 from elastable.master.tasks.progress import Progress
-from elastable.master.tasks.stream_schedule import Cut, StreamSchedule
+from elastable.master.tasks.stream_schedule import Cut, StreamPoint, StreamSchedule
 
 
 def job_of(size: int = 3, group: int = 2, epochs: int = 0, steps: int = 4, mode: str = "sync") -> JobSpec:
@@ -42,6 +46,30 @@ def planned(schedule: StreamSchedule, counts: Mapping[str, int], ahead: int = 16
             cuts.append(tuple(task.spans for task in schedule.tasks(each)))
         version = schedule.group_count
     return cuts
+
+
+def test_files_are_cut_alike_wherever_a_look_begins(tmp_path: Path) -> None:
+    """A folder lists as many records as it is asked for, and no later files: so a job that is resumed looks alike."""
+    for name in "abcd":
+        pq.write_table(pa.table({"x": [1.0] * 20}), tmp_path / f"{name}.parquet")
+    folder = et.FolderReader(tmp_path)
+
+    def cut(begin: StreamSchedule) -> tuple[list[Span], list[tuple[int, StreamPoint]]]:
+        spans, points = list[Span](), list[tuple[int, StreamPoint]]()
+        while not begin.complete:
+            begin.until, version = folder.ends(), begin.group_count
+            begin.plan(folder.ahead(begin.point.positions, begin.wanted(version, 16), begin.until), 0.0, 1e9)
+            for each in range(version, begin.group_count):
+                points.append((len(spans), begin._points[each]))
+                spans += [span for task in begin.tasks(each) for span in task.spans]
+        return spans, points
+
+    whole, points = cut(StreamSchedule(job_of(4, 2)))
+    assert sum(span.events for span in whole) == 80
+    for place, point in points:
+        resumed = StreamSchedule(job_of(4, 2))
+        resumed.point = point
+        assert cut(resumed)[0] == whole[place:]
 
 
 partitions = st.dictionaries(st.sampled_from([str(number) for number in range(12)]), st.integers(0, 40), min_size=1)

@@ -238,6 +238,10 @@ class PayloadReader(EventReader):
     def payload(self, event: Any) -> bytes:
         """What it says. Raises `BadInput` where it says nothing."""
 
+    def payloads(self, events: Sequence[Any]) -> Sequence[bytes]:
+        """What each of them says. Raises as `payload`."""
+        return list(map(self.payload, events))
+
     def take(self, indices: Int64) -> Batch:
         """The sample."""
         rows = checked_indices(indices, 1, self._name)
@@ -285,7 +289,7 @@ class PayloadReader(EventReader):
         """All events at once, by Arrow, where nothing about any of them is unusual; None: look at each."""
         kinds = {name: first if column.named else column.kind for name, (first, column) in self._columns.items()}
         try:
-            lines = list(map(bytes.strip, map(self.payload, events)))
+            lines = list(map(bytes.strip, self.payloads(events)))
             begun, ended = map(bytes.startswith, lines, repeat(b"{")), map(bytes.endswith, lines, repeat(b"}"))
             if not (lines and all(begun) and all(ended)):
                 return None  # so each is at least one row, and as many rows as events are one each

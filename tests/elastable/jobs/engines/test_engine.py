@@ -11,6 +11,7 @@ from elastable.embedding_store.wire.pushes.shard_client import ShardClient
 from elastable.jobs.engines.engine import Command, LocalEngine
 from elastable.jobs.engines.roles import start_stores
 from elastable.jobs.options import StoreServerOptions
+from elastable.process.exit_codes import ExitCode
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -24,8 +25,8 @@ def test_processes_say_where_they_are_hear_of_peers_and_end_with_the_block(tmp_p
                 assert client.version() == 0
             assert f"store server at {address}, store memory" in stores.end_of_log(number)
         stores.interrupt()
-        until(lambda: all(seen.code is not None for seen in stores.look()))
-        assert (stores.failed(), stores.newly_dead()) == ([], [])
+        until(lambda: all(seen.code == ExitCode.INTERRUPTED for seen in stores.look()))
+        assert (len(stores.failed()), len(stores.newly_dead()), stores.newly_dead()) == (2, 2, [])
     with LocalEngine(tmp_path).start(
         "worker", [Command(["worker", "m.py"], (), {"--master": "master"})], 0, 60
     ) as them:

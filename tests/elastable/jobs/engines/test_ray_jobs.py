@@ -16,27 +16,35 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import ElastableError
+from elastable.master.api import JobStatus
 from elastable.master.rpc.client import MasterClient
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.processes import CLICK_JOB, LIMIT_S, Running, elastable, run_elastable, wait_until
+from tests.elastable.processes import CLICK_JOB, LIMIT_S, Hold, Running, elastable, run_elastable, wait_until
 from tests.ports import free_port
 from tests.waiting import until
 
-#: `click_job`, at a pace at which something can be killed in its middle.
+#: `click_job`, at a pace at which something can be killed in its middle; HELD: folders "5" and "25", as its HOLD.
 PACED = """
+import os
 import time
+from pathlib import Path
 import elastable as et
 import click_job
 from click_job import *
 
+HELD = os.environ.get("ELASTABLE_TEST_HELD")
+
 class Slow(et.NumpyReader):
     def take(self, indices):
-        time.sleep(0.1)
+        time.sleep(0.5 if HELD else 0.1)
         return super().take(indices)
 
 def data(split):
     return Slow(*click_job.data(split))
+
+def callbacks():
+    return [click_job.Hold(Path(HELD) / f"{at}", at) for at in (5, 25)] if HELD else []
 """
 #: `click_job`, whose records are a Ray Dataset; ORDER=drawn: in an order that every process draws anew.
 DATASET = """
@@ -91,6 +99,7 @@ for one, other in zip(arrays, back):
     assert np.array_equal(one, other)
 print("the same bits")
 """
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
 KILLS = 4
 
 
@@ -101,10 +110,12 @@ class Cluster:
     Attributes:
         home: Below which all its files lie, and the model.
         url: As `--on` takes it.
+        gcs: Where its other nodes find it.
     """
 
     home: Path
     url: str
+    gcs: str = ""
 
     @property
     def model(self) -> Path:
@@ -134,36 +145,46 @@ def home() -> Iterator[Path]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def cluster(home: Path) -> Iterator[Cluster]:
-    port = free_port()
-    words = ["--head", "--block", "--num-cpus=16", "--include-dashboard=false", "--disable-usage-stats"]
-    words += [f"--port={free_port()}", f"--ray-client-server-port={port}", f"--temp-dir={home}/ray"]
-    words += ["--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0"]
-    said = home / "ray.log"
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(Path(__file__).parents[4])}
+@contextmanager
+def node(home: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A node of a Ray, and what it said when it had begun; it ends with the block."""
+    said = home / f"node-{len(list(home.glob('node-*')))}.log"
+    paths = {"PYTHONPATH": str(Path(__file__).parents[4]), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "2"}
+    words = ("--block", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0", *words)
     with said.open("wb") as out:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--node-ip-address=127.0.0.1", *words]
         started = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=home
+            command,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **ENVIRONMENT, **paths},
+            start_new_session=True,
+            cwd=home,
         )
     try:
         until(lambda: b"Ray runtime started" in said.read_bytes() or started.poll() is not None, 240.0)
         assert started.poll() is None, said.read_text()
-        host = re.search(r"--address='(\S+):\d+'", said.read_text())
-        assert host, said.read_text()
-        yield Cluster(home, f"ray://{host[1]}:{port}")
+        yield started, said.read_text()
     finally:
         started.terminate()
         with suppress(subprocess.TimeoutExpired):
             started.wait(60)
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[Cluster]:
+    port, gcs = free_port(), free_port()
+    words = ["--head", "--num-cpus=16", "--include-dashboard=false", f"--temp-dir={home}/ray"]
+    try:
+        with node(home, *words, f"--port={gcs}", f"--ray-client-server-port={port}") as (_, said):
+            host = re.search(r"--address='(\S+):\d+'", said)
+            assert host, said
+            yield Cluster(home, f"ray://{host[1]}:{port}", f"{host[1]}:{gcs}")
+    finally:
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if str(home) in (folder / "cmdline").read_text(errors="replace"):
                     os.kill(int(folder.name), signal.SIGKILL)
-
-
-ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
 
 
 def words_of(cluster: Cluster, home: Path, *more: str | Path) -> list[str | Path]:
@@ -209,6 +230,41 @@ def test_killed_actors_come_back_and_the_bits_are_those_of_an_undisturbed_job(
         assert job.wait() == 0, f"{roles} at {versions}: {job.out}\n{job.err}"
     trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
     assert not [role for role in ("master", "store", "worker") if cluster.processes(role)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nodes_that_join_get_workers_and_what_these_have_not_done_is_given_back_at_once_when_the_nodes_go(
+    cluster: Cluster, tmp_path: Path, trained: Trained
+) -> None:
+    # Two of four workers have room beside the master: 1 + 2 x 6 CPUs of 16. No lease ends in time.
+    elastic = ("--workers", "2:4", "--worker-cpus", "6", "--lease", "3600")
+    environment = {**ENVIRONMENT, "ELASTABLE_TEST_HELD": str(tmp_path)}
+    # With a folder of its own, as a node on another machine has one.
+    joining = (f"--address={cluster.gcs}", "--num-cpus=12", f"--temp-dir={cluster.home}/ray-too")
+    holds = [Hold(tmp_path / f"{version}", version) for version in (5, 25)]
+    for hold in holds:
+        hold.home.mkdir()
+
+    def status() -> JobStatus:
+        with MasterClient(re.findall(r"master at (\S+), store", job.out)[-1], LIMIT_S) as master:
+            return master.status()
+
+    with elastable(tmp_path, *words_of(cluster, tmp_path, *elastic), env=environment, new=True) as job:
+        holds[0].wait(job)
+        assert len(status().workers) == 2
+        with node(cluster.home, *joining) as (added, _):
+            wait_until(lambda: len(status().workers) == 4, "workers on the node that joined", job)
+            holds[0].go()
+            wait_until(lambda: all(it.micro_batches for it in status().workers), "micro-batches of all", job)
+            added.terminate()
+            wait_until(lambda: len(status().gone) == 2, "end of its workers", job)
+        holds[1].wait(job)
+        with node(cluster.home, *joining):
+            wait_until(lambda: len(status().workers) == 4, "workers on another node", job)
+            holds[1].go()
+            assert job.wait() == 0, f"{job.out}\n{job.err}"
+    trained.require_same_numbers(tmp_path / "ckpts" / "ckpt-0000000040")
 
 
 @contextmanager

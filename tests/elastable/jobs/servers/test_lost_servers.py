@@ -73,7 +73,7 @@ def test_a_killed_shard_that_comes_back_empty_ends_the_job_by_name(tmp_path: Pat
         hold.go()
         codes = master.wait(), worker.wait()
         shards[0].signal(signal.SIGTERM)
-        assert shards[0].wait() == ExitCode.DONE, shards[0].err
+        assert shards[0].wait() == ExitCode.INTERRUPTED, shards[0].err
     assert codes == (ExitCode.STORE_FAILED, ExitCode.STORE_FAILED), f"{master.err}\n{worker.err}"
     for ended in (master, worker):
         assert re.search(r"^ShardLost: .*shard 1 of 2", ended.err, re.MULTILINE), ended.err
