@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import NEXT_VERSION, Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -307,6 +308,7 @@ MAX_VERSION = 2**53
 """The last version, and the last step, that there can be: a double holds all numbers up to it."""
 
 _LAST_SECOND = 2.0**40
+_MOST_AHEAD_S = 7_200.0  # of a time that a client says; more is no clock that is a little wrong
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -337,6 +339,15 @@ def require_numbers(commit: Commit) -> None:
                 f"the commit of version {commit.version}: the learning rate of table {table!r} must be a finite "
                 f"float32, got {rate!r}"
             )
+
+
+def require_not_ahead(time: float, what: str) -> None:
+    """Raises `BadInput` for a time of what a client sent, in seconds since 1970, by which rows would go, or never."""
+    if (ahead := time - CLOCK.now()) > _MOST_AHEAD_S:
+        raise BadInput(
+            f"{what}: its time, {time:.0f}, is {ahead:,.0f} s ahead of the clock of this server, and may be "
+            f"{_MOST_AHEAD_S:,.0f} s: rows expire by it; set the clocks, or leave the time to the server"
+        )
 
 
 def require_from_outside(commit: Commit) -> None:
