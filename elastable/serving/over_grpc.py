@@ -1,23 +1,19 @@
 """The Open Inference Protocol over gRPC."""
 
 import time
-from contextlib import suppress
 
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.wire.messages.frames import refuse_many_entries
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Later, control
 from elastable.serving.batches import Prediction
 from elastable.serving.protocols import message_reply, message_request, metadata
 from elastable.serving.service import LARGEST_BODY, PredictionService
 from elastable.serving.v1 import inference_pb2 as pb
-
-_MOST_FIELDS = 4_096  # two bytes that are an input take a hundred once it is made
-_INPUTS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].number
-_VARINT, _BYTES, _WIDTHS = 0, 2, {1: 8, 5: 4}  # kinds of fields on the wire, and the bytes of fixed ones
 
 
 def inference_service(predictions: PredictionService) -> Service:
@@ -34,36 +30,6 @@ def inference_service(predictions: PredictionService) -> Service:
     }
     name = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
     return Service(name, handlers, waiting=frozenset({"ModelInfer"}), not_ready=predictions.why_not_ready)
-
-
-def _require_few_fields(message: bytes) -> None:
-    """Counts the fields of a `ModelInferRequest` and of its inputs before they are made; what is none is seen later."""
-    fields, spans = 0, [(0, len(message), True)]
-    with suppress(IndexError):  # it ends within a number
-        while spans:
-            at, end, whole = spans.pop()
-            while at < end:
-                if (fields := fields + 1) > _MOST_FIELDS:
-                    raise BadInput(f"a request of more than {_MOST_FIELDS} fields, those of its inputs among them")
-                key, at = _varint(message, at)
-                if (kind := key & 7) in _WIDTHS:
-                    at += _WIDTHS[kind]
-                elif kind in (_VARINT, _BYTES):
-                    size, at = _varint(message, at)
-                    if kind == _BYTES:
-                        if whole and key >> 3 == _INPUTS:
-                            spans.append((at, min(at + size, end), False))
-                        at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf's wire format, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128 or shift > 63:
-            return value, at
 
 
 def _itself(context: grpc.ServicerContext) -> grpc.ServicerContext:
@@ -92,7 +58,7 @@ class _Calls:
         began, it = time.monotonic(), self._predictor
         if len(message) > LARGEST_BODY:
             raise BadInput(f"a request of {len(message)} bytes; it has at most {LARGEST_BODY}")
-        _require_few_fields(message)
+        refuse_many_entries(message, "ModelInferRequest")
         try:
             asked = pb.ModelInferRequest.FromString(message)
         except DecodeError as error:
