@@ -7,6 +7,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.wire.messages.frames import refuse_many_entries
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Later, control
 from elastable.serving.batches import Prediction
@@ -57,6 +58,7 @@ class _Calls:
         began, it = time.monotonic(), self._predictor
         if len(message) > LARGEST_BODY:
             raise BadInput(f"a request of {len(message)} bytes; it has at most {LARGEST_BODY}")
+        refuse_many_entries(message, "ModelInferRequest")
         try:
             asked = pb.ModelInferRequest.FromString(message)
         except DecodeError as error:

@@ -27,7 +27,9 @@ _DATATYPES = {
 _DTYPES = {said: dtype for dtype, said in _DATATYPES.items()}
 _MOST_DIMENSIONS = 32  # that all of NumPy takes
 _LARGEST_SIZE = (1 << 31) - 1
+_MOST_PARTS = 1 << 18  # lists and objects of a request in JSON: three bytes that are one take a hundred or more
 _AT_ONCE = 1_000  # records that are written by one call
+_SIGNATURE = "serving_default"  # TensorFlow Serving's name of what a model predicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ def predict_request(body: bytes, inputs: Sequence[TensorSignature]) -> tuple[Map
         BadInput: it is malformed; names the field.
     """
     said = _object(body, "the request")
+    if (signature := said.get("signature_name", "")) not in ("", _SIGNATURE):
+        raise BadInput(f"'signature_name' is {reprlib.repr(signature)}; the model has {_SIGNATURE!r}")
     rows, columns = said.get("instances"), said.get("inputs")
     if (rows is None) == (columns is None):
         raise BadInput("a request has either 'instances' (a list of records) or 'inputs' (a list for each input)")
@@ -307,15 +311,30 @@ def _array(values: object, dtype: str, name: str) -> Array:
         kinds = {type(each) for each in array.flat}
         if kinds <= {bool}:
             return array.astype(np.bool_)
-        if kinds <= {int}:
-            return array.astype(np.bool_ if dtype == "bool" and set(array.flat) <= {0, 1} else np.int64)
+        if kinds <= {int} and "float" not in dtype:
+            bits = dtype == "bool" and set(array.flat) <= {0, 1}
+            return array.astype(dtype if bits or "int" in dtype else np.int64)
         if kinds <= {int, float}:
-            return array.astype(np.float64)
+            return _within(array.astype(np.float64), dtype)
     except (ValueError, OverflowError) as error:
         raise BadInput(f"input {name!r}: {error}") from error
     if kinds != {str}:
         raise BadInput(f"input {name!r}: its values are not all numbers, or all strings, in lists of one length")
     return array
+
+
+def _within(numbers: Array, dtype: str) -> Array:
+    """The numbers. Raises `OverflowError` for one that would be another number, or infinite, as an integer or float."""
+    if "float" in dtype:
+        with np.errstate(over="ignore"):
+            beyond = np.isinf(numbers.astype(dtype)) & np.isfinite(numbers)
+    elif "int" in dtype:
+        beyond = (numbers < np.iinfo(dtype).min) | (numbers > np.iinfo(dtype).max)
+    else:
+        return numbers
+    if beyond.any():
+        raise OverflowError(f"{numbers[beyond][0]} is out of bounds for {dtype}")
+    return numbers
 
 
 def _texts(texts: Sequence[bytes], where: str) -> Array:
@@ -334,6 +353,8 @@ def _plain(array: Array) -> list[object]:
 
 
 def _object(body: bytes, what: str) -> dict[str, object]:
+    if (parts := body.count(b"[") + body.count(b"{")) > _MOST_PARTS:
+        raise BadInput(f"{what} has {parts} lists and objects; at most {_MOST_PARTS} are read")
     try:
         said = json.loads(body)
     except MALFORMED as error:

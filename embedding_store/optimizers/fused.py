@@ -125,11 +125,13 @@ class KernelOptimizer(RowOptimizer):
     Attributes:
         defaults: All its hyperparameters.
         shares: Those that must lie from 0 to 1.
+        below_one: Those whose power a step takes from 1, to divide by: where that is 0, weights become NaN.
         kernel: Updates rows.
     """
 
     defaults: Mapping[str, float]
     shares: tuple[str, ...] = ()
+    below_one: tuple[str, ...] = ()
     kernel: UpdateKernel
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -139,6 +141,12 @@ class KernelOptimizer(RowOptimizer):
         for name in self.shares:
             if not 0.0 <= values[name] <= 1.0:
                 raise BadSpec(f"optimizer {spec.name!r}: {name} must lie from 0 to 1, got {values[name]}")
+        for name in self.below_one:
+            if np.float32(values[name]) == 1:
+                raise BadSpec(
+                    f"optimizer {spec.name!r}: {name} must be below 1 in float32, got {values[name]}: every row would "
+                    "be NaN"
+                )
         self.default_learning_rate = values["learning_rate"]
         self._singles = {name: np.float32(value) for name, value in values.items()}
         self._decay = self._singles["weight_decay"]
@@ -281,6 +289,7 @@ class Adam(KernelOptimizer):
         learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, amsgrad=0.0, weight_decay=0.0
     )
     shares = ("beta_1", "beta_2")
+    below_one = ("beta_1",)
 
     def __init__(self, spec: OptimizerSpec) -> None:
         super().__init__(spec)
@@ -325,6 +334,7 @@ class Adamax(KernelOptimizer):
 
     defaults = hyperparameters(learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0)
     shares = ("beta_1", "beta_2")
+    below_one = ("beta_1",)
     slots = (SlotSpec("momentum"), SlotSpec("norm", squares=True))
     kernel = staticmethod(update_kernel(_adamax_step, 2))
 
@@ -439,6 +449,7 @@ class Nadam(KernelOptimizer):
 
     defaults = hyperparameters(learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0)
     shares = ("beta_1", "beta_2")
+    below_one = ("beta_2",)
     slots = (SlotSpec("momentum"), SlotSpec("velocity", squares=True))
     kernel = staticmethod(update_kernel(_nadam_step, 2))
 

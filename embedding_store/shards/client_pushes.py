@@ -24,7 +24,6 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     VersionError,
 )
-from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.shards.ownership import LONGEST_NAME
 from elastable.embedding_store.shards.server_contract import PushTerms, RowPush, RowPushOutcome, RowPushReply
 from elastable.embedding_store.shards.version_sums import check_parts, is_made, require_sequence, table_updates
@@ -33,13 +32,13 @@ from elastable.embedding_store.tables.checks import (
     MAX_VERSION,
     require_finite_of,
     require_from_outside,
+    require_not_ahead,
     require_numbers,
 )
 
 _LOG = logging.getLogger(__name__)
 _MARK = b"elastable: pushes of clients\n"
 _MOST_CLIENTS = 1_024  # whose sequences are remembered, in every version: of more, those that pushed last
-_MOST_AHEAD_S = 7_200.0  # of a push's time; more is no clock that is a little wrong, and would expire everybody's rows
 _WAIT_S = 600.0  # of a push for those before it; the store gives up sooner
 
 
@@ -151,11 +150,8 @@ class ClientPushes:
         step = version if terms.step is None else terms.step
         require_numbers(Commit(wanted, {}, step, terms.learning_rates, time=terms.time))
         refuse_other_version(version, wanted - 1)
-        if terms.time is not None and (ahead := terms.time - CLOCK.now()) > _MOST_AHEAD_S:
-            raise BadInput(
-                f"a push whose time, {terms.time:.0f}, is {ahead:,.0f} s ahead of the clock of this server, and may be "
-                f"{_MOST_AHEAD_S:,.0f} s: rows would expire by it; set the clocks, or leave the time to the server"
-            )
+        if terms.time is not None:
+            require_not_ahead(terms.time, "a push")
         specs = self._store.specs()
         for table in (*terms.learning_rates, *terms.frozen):
             if table not in specs:

@@ -1,7 +1,7 @@
 """What a store server does with pushes: checks them, keeps them, and makes versions of them as its owner says."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.row_source import refuse_other_version
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.shards import server_contract
 from elastable.embedding_store.shards.client_pushes import ClientPushes
 from elastable.embedding_store.shards.ownership import LONGEST_NAME, Claim, ShardOwnership, refuse_other_position
@@ -24,6 +25,7 @@ from elastable.embedding_store.shards.version_sums import (
 from elastable.embedding_store.tables.checks import MAX_VERSION
 
 _PUSH_BYTES = 1 << 10  # of a push without rows: what names it takes memory, too
+_WAITED_S = 30.0  # after it a push may have to be computed again, rather than that no other finds room
 _VERSIONS_KEPT = 16  # that an asynchronous push outlives, beyond those that the pushes before it may make
 
 _Name = tuple[str, int]
@@ -34,6 +36,7 @@ class _Held:
     push: server_contract.RowPush
     size: int
     since: int  # version of the store when it came
+    at: float  # when it came
 
 
 class PushBuffer:
@@ -42,16 +45,18 @@ class PushBuffer:
     Synchronous pushes of an earlier version go when the first of a later one comes. An asynchronous push goes when its
     sender sends the next one: it waits for the answer to one push before it computes another. The last push of a sender
     that died, or whose push its master refused, goes when its room is needed, once the others that are here could all
-    have been committed. A push that went too early is computed again: whoever sums asks for what is `missing`.
+    have been committed, or half a minute has passed: without room there may be no next version. A push that went too
+    early is computed again: whoever sums asks for what is `missing`.
 
     Not thread-safe.
 
     Args:
         most_bytes: Of arrays; what would not fit is refused.
+        now: Seconds that never go back.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, now: Callable[[], float] = CLOCK.now) -> None:
+        self._most_bytes, self._now = most_bytes, now
         self._version = -1  # of the synchronous pushes
         self._held: dict[_Name, _Held] = {}
         self._last: dict[str, int] = {}  # sequence of each sender's push that is here
@@ -100,7 +105,7 @@ class PushBuffer:
             self._last[push.sender] = push.micro_batch
         else:
             self._version = push.version
-        self._held[_name_of(push)] = _Held(push, size, version)
+        self._held[_name_of(push)] = _Held(push, size, version, self._now())
         self._bytes += size
 
     def _replaced_by(self, push: server_contract.RowPush) -> list[_Name]:
@@ -111,10 +116,11 @@ class PushBuffer:
 
     def _abandoned(self, version: int, size: int, but: Sequence[_Name]) -> list[_Name]:
         """Asynchronous pushes that nobody seems to wait for, the oldest first, until they make that much room."""
-        waits_at_most = len(self._held) + _VERSIONS_KEPT
+        waits_at_most, now = len(self._held) + _VERSIONS_KEPT, self._now()
         found: list[_Name] = []
         for name, held in self._held.items():
-            if size > 0 and name[0] and name not in but and version - held.since > waits_at_most:
+            old = version - held.since > waits_at_most or now - held.at > _WAITED_S
+            if size > 0 and name[0] and name not in but and old:
                 found.append(name)
                 size -= held.size
         return found

@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import NEXT_VERSION, Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
+from elastable.embedding_store.measures import CLOCK
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.number_formats import mixed_bits
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -209,9 +210,10 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
     _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
     _require_float32(spec, "slots", block.slots, len(ids), optimizer.slot_width(spec.dim), BadInput)
     weights, slots = np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots)
-    if not block.trained or spec.dtype == "int8":
+    finite = not block.trained or spec.dtype == "int8"
+    if finite:
         require_finite_of(spec.name, ids, weights, "weight", _FINITE_ROWS)
-        _require_sums(spec, optimizer, ids, slots)
+    _require_slots(spec, optimizer, ids, slots, finite)
     _require_holdable(spec, ids, weights)
     touches = block.touches
     if touches is not None and (
@@ -223,14 +225,14 @@ def require_block(spec: TableSpec, optimizer: RowOptimizer, block: RowBlock) -> 
     return RowBlock(ids, weights, slots, touches, block.trained)
 
 
-def _require_sums(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: Float32) -> None:
-    begin, finite = 0, _all_finite(slots.ravel())
+def _require_slots(spec: TableSpec, optimizer: RowOptimizer, ids: Int64, slots: Float32, finite: bool) -> None:
+    begin, named = 0, finite and not _all_finite(slots.ravel())
     for slot in optimizer.slots:
         end = begin + (spec.dim if slot.columns is None else slot.columns)
-        if not finite:
+        if named:
             require_finite_of(spec.name, ids, slots[:, begin:end], f"slot {slot.name!r}", _FINITE_ROWS)
-        if slot.squares and slots[:, begin:end].min(initial=0) < 0:
-            row, column = np.argwhere(slots[:, begin:end] < 0)[0]
+        if slot.squares and (negative := slots[:, begin:end] < 0).any():  # which NaN is not: training may make it
+            row, column = np.argwhere(negative)[0]
             raise BadInput(
                 f"table {spec.name!r}: the slot {slot.name!r} of id {ids[row]} (position {row}) is "
                 f"{slots[row, begin + column]} in column {column}: it sums squares or sizes, and is 0 or more; "
@@ -306,6 +308,7 @@ MAX_VERSION = 2**53
 """The last version, and the last step, that there can be: a double holds all numbers up to it."""
 
 _LAST_SECOND = 2.0**40
+_MOST_AHEAD_S = 7_200.0  # of a time that a client says; more is no clock that is a little wrong
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -336,6 +339,15 @@ def require_numbers(commit: Commit) -> None:
                 f"the commit of version {commit.version}: the learning rate of table {table!r} must be a finite "
                 f"float32, got {rate!r}"
             )
+
+
+def require_not_ahead(time: float, what: str) -> None:
+    """Raises `BadInput` for a time of what a client sent, in seconds since 1970, by which rows would go, or never."""
+    if (ahead := time - CLOCK.now()) > _MOST_AHEAD_S:
+        raise BadInput(
+            f"{what}: its time, {time:.0f}, is {ahead:,.0f} s ahead of the clock of this server, and may be "
+            f"{_MOST_AHEAD_S:,.0f} s: rows expire by it; set the clocks, or leave the time to the server"
+        )
 
 
 def require_from_outside(commit: Commit) -> None:

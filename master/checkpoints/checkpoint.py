@@ -18,7 +18,13 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.dirty_rows import add_ids
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles
-from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at, located, version_named
+from elastable.master.checkpoints.storage.checkpoint_locations import (
+    checkpoint_names,
+    files_at,
+    located,
+    read_manifest,
+    version_named,
+)
 from elastable.master.checkpoints.storage.manifest import Manifest
 from elastable.master.checkpoints.storage.tensor_file import in_order, tensors_in
 from elastable.master.tasks.progress import Progress
@@ -251,7 +257,7 @@ def _older_good(home: CheckpointFiles, name: str, job: object) -> Checkpoint | N
 def _manifest(home: CheckpointFiles, name: str) -> Manifest:
     place = f"{name}/{MANIFEST}"
     try:
-        manifest = Manifest.from_json(home.read(place).tobytes())
+        manifest = read_manifest(home, name)
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"{home.at(place)}: cannot be read: {error}") from error
     order = version_named(name)

@@ -187,7 +187,7 @@ class FrameReader:
             BadInput: its bytes are no message of that kind, or more entries than any call has.
         """
         if len(self._header) > 2 * MAX_ENTRIES:
-            _refuse_many_entries(self._header, self._message)
+            refuse_many_entries(self._header, self._message)
         try:
             return kind.FromString(self._header)
         except DecodeError as error:
@@ -247,8 +247,12 @@ class FrameReader:
                 targets[0] = target[taken:]
 
 
-def _refuse_many_entries(header: bytes, message: str) -> None:
-    """Counts a header's fields before they are parsed: an empty entry takes 2 bytes of a frame and a hundred here."""
+def refuse_many_entries(header: bytes, message: str) -> None:
+    """Counts a header's fields before they are parsed: an empty entry takes 2 bytes of a frame and a hundred here.
+
+    Raises:
+        BadInput: more than `MAX_ENTRIES`.
+    """
     position = count = 0
     while position < len(header):
         count += 1

@@ -15,6 +15,7 @@ from elastable.embedding_store.optimizers.registry import runs_keras
 from elastable.embedding_store.shards.ownership import Claim
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.memory_mapping import mappings_are_scarce
+from elastable.embedding_store.tables.checks import require_not_ahead
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import Proof, Proofs, secret_of
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
@@ -148,6 +149,8 @@ class _ShardServicer(StoreServicer):
             raise BadInput("Put: one block, or state, is put by a call, whole or not at all")
         ((table, put),) = found
         if isinstance(put, TableState):
+            if put.touch_times is not None:
+                require_not_ahead(int(put.touch_times.max(initial=0)) / 1000, f"Put: touch times of table {table!r}")
             self._store.put_table_state(table, put)
         else:
             # That training made a row infinite is believed of a job's owner, and not of any client.

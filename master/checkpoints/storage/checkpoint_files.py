@@ -47,8 +47,9 @@ class CheckpointFiles(ABC):
         """Name -> bytes of every file in a folder; none where there is no such folder."""
 
     @abstractmethod
-    def read(self, path: str) -> UInt8:
-        """A file, uint8 `[bytes]`; what is no file there, a link for instance, is not read."""
+    def read(self, path: str, most: int | None = None) -> UInt8:
+        """A file, uint8 `[bytes]`; what is no file there, a link for instance, or has more than `most` bytes, is not
+        read."""
 
     @abstractmethod
     def begin(self, name: str) -> str:
@@ -83,6 +84,12 @@ class CheckpointFiles(ABC):
         return f"{self.address}/{path}"
 
 
+def refuse_more(path: str, size: int, most: int | None) -> None:
+    """Raises `OSError` for a file of more than `most` bytes."""
+    if most is not None and size > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes or more, and may have {most:,}", path)
+
+
 class LocalFiles(CheckpointFiles):
     """A folder of this machine's file system: files are fsynced, and a draft is renamed into its place.
 
@@ -111,13 +118,14 @@ class LocalFiles(CheckpointFiles):
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
-    def read(self, path: str) -> UInt8:
+    def read(self, path: str, most: int | None = None) -> UInt8:
         # Not through a link, and not from a pipe, for which opening would wait.
         number = os.open(self._home / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(number, "rb", buffering=0) as file:
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file", str(self._home / path))
+            refuse_more(path, status.st_size, most)
             content = np.empty(status.st_size, np.uint8)
             done = 0
             # Pages that are new are zeroed first: by pieces they are still in the cache when they are filled.

@@ -16,7 +16,13 @@ from elastable.embedding_store.contract.arrays import UInt8
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
 from elastable.embedding_store.support.checked_files import FolderLock
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, CheckpointFiles, LocalFiles, Part
+from elastable.master.checkpoints.storage.checkpoint_files import (
+    MANIFEST,
+    CheckpointFiles,
+    LocalFiles,
+    Part,
+    refuse_more,
+)
 from elastable.master.checkpoints.storage.manifest import Manifest
 
 _log = logging.getLogger(__name__)
@@ -128,9 +134,17 @@ def _of_last_job(files: CheckpointFiles, names: list[str]) -> str:
     return newest
 
 
+_LARGEST_MANIFEST = 256 << 20  # a million files, or the incarnations of an asynchronous job, take a good part of it
+
+
+def read_manifest(files: CheckpointFiles, name: str) -> Manifest:
+    """The manifest of a checkpoint. Raises `OSError`, `CheckpointError`."""
+    return Manifest.from_json(files.read(f"{name}/{MANIFEST}", _LARGEST_MANIFEST).tobytes())
+
+
 def _readable(files: CheckpointFiles, name: str) -> Manifest | None:
     try:
-        return Manifest.from_json(files.read(f"{name}/{MANIFEST}").tobytes())
+        return read_manifest(files, name)
     except (OSError, CheckpointError):
         return None
 
@@ -201,9 +215,11 @@ class RemoteFiles(CheckpointFiles):
         # Some systems list a mark of the folder itself.
         return {name.rpartition("/")[2]: size for name, size in entries if name != at}
 
-    def read(self, path: str) -> UInt8:
+    def read(self, path: str, most: int | None = None) -> UInt8:
         with _as_os_errors(path):
-            return np.frombuffer(self._system.cat_file(self._at(path)), np.uint8)
+            content = self._system.cat_file(self._at(path), end=None if most is None else most + 1)
+        refuse_more(path, len(content), most)
+        return np.frombuffer(content, np.uint8)
 
     def begin(self, name: str) -> str:
         with _as_os_errors(name):  # the draft is the checkpoint's own folder

@@ -36,6 +36,13 @@ def test_tensors_in_json_are_read_flat_or_nested(data: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("datatype", "data"), [("UINT64", [2**64 - 1, 0]), ("UINT8", [255, 0]), ("FP32", [3.4028235e38, -1])]
+)
+def test_the_largest_numbers_of_a_datatype_are_read(datatype: str, data: list[float]) -> None:
+    assert infer_request(*infer(tensor(datatype=datatype, data=data))).x["ids"].tolist() == [data]
+
+
+@pytest.mark.parametrize(
     ("datatype", "array"),
     [
         ("INT64", np.array([[2**62, -1]])),
@@ -80,6 +87,7 @@ def test_strings_in_bytes_are_read() -> None:
         (b"[]", None, "must be a JSON object"),
         (b"{}", None, "'inputs' must be a list"),
         (b"[" * 100_000, None, "no JSON"),
+        (b'{"inputs": [' + b"{}," * (1 << 18), None, "has 262146 lists and objects; at most 262144 are read"),
         (b'{"inputs": [1]}', None, "'inputs' must be a list of objects"),
         (b'{"inputs": []}', 99, "the body has 14 bytes"),
         (b'{"inputs": []}more', 14, "4 bytes follow"),
@@ -104,6 +112,10 @@ def test_strings_in_bytes_are_read() -> None:
         (*infer(tensor(data=[1, "2"])), "not all numbers"),
         (*infer(tensor(data=[1, None])), "not all numbers"),
         (*infer(tensor(data=[1, 2**70])), "'ids'"),
+        (*infer(tensor(datatype="UINT8", data=[1, 300])), "'ids': Python integer 300 out of bounds for uint8"),
+        (*infer(tensor(datatype="INT8", data=[1.0, 128.0])), "'ids': 128.0 is out of bounds for int8"),
+        (*infer(tensor(datatype="FP32", data=[1, 1e39])), r"'ids': 1e\+39 is out of bounds for float32"),
+        (*infer(tensor(datatype="FP16", data=[1, 70_000])), "'ids': 70000.0 is out of bounds for float16"),
         (*infer(tensor(data=[1, 2]), tensor(data=[1, 2])), "twice"),
         (*infer(tensor(parameters={"binary_data_size": 8}), rest=b"12345678"), "2 values of INT64 have 16"),
         (*infer(tensor(parameters={"binary_data_size": 64}), rest=b"12345678"), "8 bytes are left"),
@@ -177,6 +189,12 @@ def test_records_or_columns() -> None:
     [
         (b"{}", "either 'instances'"),
         (b'{"instances": [1], "inputs": [1]}', "either 'instances'"),
+        (
+            b'{"instances": [1], "signature_name": "other"}',
+            "'signature_name' is 'other'; the model has 'serving_default'",
+        ),
+        (b'{"instances": [1], "signature_name": ["x"]}', r"'signature_name' is \['x'\]"),
+        (b'{"instances": [{"age": 1e39, "ids": [1, 2]}]}', r"'age': 1e\+39 is out of bounds for float32"),
         (b'{"instances": []}', "at least 1 record"),
         (b'{"instances": {"ids": 1}}', "must be a list"),
         (b'{"instances": [{"ids": 1}, {"age": 1}]}', "every record"),

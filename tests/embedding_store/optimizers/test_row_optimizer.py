@@ -174,7 +174,15 @@ def test_unknown_hyperparameter_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hyperparameter", "value"),
-    [("sgd", "momentum", 1.5), ("adam", "beta_2", -0.1), ("adam", "epsilon", float("nan")), ("ftrl", "beta", np.inf)],
+    [
+        *(
+            ("sgd", "momentum", 1.5),
+            ("adam", "beta_2", -0.1),
+            ("adam", "epsilon", float("nan")),
+            ("ftrl", "beta", np.inf),
+        ),
+        *(("adam", "beta_1", 1.0), ("adamw", "beta_1", 1 - 1e-9), ("adamax", "beta_1", 1.0), ("nadam", "beta_2", 1.0)),
+    ],
 )
 def test_hyperparameters_out_of_range(name: str, hyperparameter: str, value: float) -> None:
     with pytest.raises(BadSpec, match=rf"{name!r}: {hyperparameter} must .* {value}"):

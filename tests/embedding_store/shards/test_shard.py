@@ -1,12 +1,13 @@
 """What changes while a call at a shard waits for its turn: the second look, under the lock, sees it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from elastable.embedding_store import MemoryStore, OptimizerSpec, TableSpec
-from elastable.embedding_store.errors import ElastableError, JobFailed, NotJoined, TakenOver
+from elastable.embedding_store.errors import ElastableError, JobFailed, NotJoined, NotReady, TakenOver
 from elastable.embedding_store.shards import shard
 from elastable.embedding_store.shards.ownership import Claim, session_of
 from elastable.embedding_store.shards.server_contract import (
@@ -17,7 +18,7 @@ from elastable.embedding_store.shards.server_contract import (
     Slices,
     SumTerm,
 )
-from elastable.embedding_store.shards.shard import Shard
+from elastable.embedding_store.shards.shard import PushBuffer, Shard
 from elastable.embedding_store.shards.version_sums import check_parts
 
 KEY, OURS, THEIRS = bytes(range(32)), b"our secret secret", b"their secret secret"
@@ -83,3 +84,18 @@ def test_an_owner_who_was_replaced_neither_commits_nor_takes_back(owned: Shard) 
     owned.push_rows(push(), SESSION)
     assert owned.commit(COMMIT, THEIRS).missing == ()
     assert owned.store.version() == 1
+
+
+def test_pushes_of_workers_that_all_died_make_room_where_no_version_is_made() -> None:
+    """All that began anew have other names, and none of their pushes replaces one that is here."""
+    seconds = 0.0
+    buffer = PushBuffer(3_200, lambda: seconds)
+    for name in "abc":
+        buffer.add(replace(push(1), sender=name), version=7)
+        seconds += 1
+    seconds = 30.0
+    with pytest.raises(NotReady, match="--gradient-bytes"):
+        buffer.add(replace(push(1), sender="anew"), version=7)
+    seconds = 30.5
+    buffer.add(replace(push(1), sender="anew"), version=7)
+    assert [buffer.last(name) for name in ("a", "b", "c", "anew")] == [0, 1, 1, 1]

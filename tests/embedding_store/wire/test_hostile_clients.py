@@ -7,7 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store import MemoryStore, OptimizerSpec, TableSpec
+from elastable.embedding_store import EvictionSpec, MemoryStore, OptimizerSpec, TableSpec
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
@@ -23,7 +23,8 @@ NAN = float("nan")
 def served() -> Iterator[tuple[MemoryStore, str]]:
     """As `elastable serve` has it."""
     with MemoryStore(1) as store, GrpcServer("127.0.0.1:0", [client_service(store)]) as server:
-        store.create_table(TableSpec("t", 2, 9, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5)))
+        optimizer = OptimizerSpec.of("adagrad", learning_rate=0.5)
+        store.create_table(TableSpec("t", 2, optimizer=optimizer, eviction=EvictionSpec(ttl=60.0)))
         yield store, server.address
 
 
@@ -43,6 +44,11 @@ def block(ids: list[int], weight: float, slot: float = 1.0, trained: bool = Fals
 
 def put(*frames: store_pb2.RowBlockFrame) -> Send:
     return lambda stub: stub.Put(iter(frames), timeout=60)
+
+
+def times(last: int) -> store_pb2.RowBlockFrame:
+    header = store_pb2.RowBlockHeader(table="t", state=store_pb2.TableState(spans=1))
+    return store_pb2.RowBlockFrame(header=header, body=np.array([1, 1000, last], "<i8").tobytes())
 
 
 def create(**spec: object) -> Send:
@@ -75,6 +81,7 @@ REFUSED: dict[str, tuple[Send, str]] = {
         put(block([1], 1, -1, trained=True)),
         "BadInput: table 't': the slot 'accumulator' of id 1 .* is -1.0",
     ),
+    "times that are far ahead": (put(times(2**60)), "BadInput: Put: touch times of table 't': .* ahead of the clock"),
     "an id that is put twice": (put(block([1, 1], 1)), "BadIds: table 't': id 1 appears at positions 0 and 1"),
     "one in two blocks": (put(block([1], 1), block([1], 2)), "BadInput: Put: one block"),
     "a good block and a bad one": (put(block([1], 1), block([2], NAN)), "BadInput: Put: one block"),

@@ -40,6 +40,10 @@ def emptied(file: Path) -> None:
     file.write_bytes(b"")
 
 
+def grown(file: Path) -> None:
+    os.truncate(file, (256 << 20) + 1)
+
+
 def of_another(file: Path) -> None:
     shutil.copy(file.parent.parent / "ckpt-0000000002" / file.name, file)
 
@@ -56,6 +60,7 @@ DAMAGES: list[tuple[Damage, str, str]] = [
     (emptied, ROWS, "{}: it has 0 bytes"),
     (cut, "manifest.json", "{}: cannot be read: it is no manifest of a checkpoint"),
     (emptied, "manifest.json", "{}: cannot be read: it is no manifest of a checkpoint"),
+    (grown, "manifest.json", "{}: cannot be read: .*it has 268,435,457 bytes or more, and may have 268,435,456"),
     (of_another, "manifest.json", "{}: it is the manifest of another checkpoint, of version 2"),
     (foreign, ROWS, "foreign.safetensors: it does not belong to this checkpoint"),
 ]

@@ -223,7 +223,7 @@ class PayloadReader(EventReader):
         self._decode: Decode = events if callable(events) else _FORMATS[events]
         self._choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
         self._inputs, self._columns = ModelInputs(), dict[str, tuple[pa.DataType, Column]]()
-        self._first: Mapping[str, Any] | None = None
+        self._first, self._first_at = dict[str, Any](), ""
         self._sample: Batch = ()
 
     @abstractmethod
@@ -252,7 +252,7 @@ class PayloadReader(EventReader):
         if inputs == self._inputs:
             return self
         other = copy(self)
-        other._inputs, other._columns, other._first = inputs, {}, None
+        other._inputs, other._columns, other._first = inputs, {}, {}
         return other
 
     def read(self, spans: Sequence[Span]) -> tuple[Batch | None, tuple[BadEvent, ...]]:
@@ -356,18 +356,20 @@ class PayloadReader(EventReader):
             return list(choice.features)
         if wanted and not self._inputs.own_step:
             return list(wanted)
-        return [name for name in self._first or () if name not in choice.targets]
+        return [name for name in self._first if name not in choice.targets]
 
     def _learn(self) -> None:
         """Learns the columns from the first event, once."""
         if self._columns:
             return
-        first = self._first = self._first or self._first_event()
+        if not self._first:
+            found, self._first_at = self._first_event()
+            self._first = dict(found)
+        first = self._first
         names = dict.fromkeys([*self._features(), *self._choice.targets])
         if missing := [name for name in names if name not in first]:
-            raise BadInput(
-                f"{self._name}: no column {missing[0]!r} in the first event; its columns are "
-                f"{', '.join(map(repr, list(first)[:20]))}"
+            raise self._other_schema(
+                f"no column {missing[0]!r}; its columns are {', '.join(map(repr, list(first)[:20]))}"
             )
         try:
             types = {name: pa.array([first[name]]).type for name in names}
@@ -375,7 +377,13 @@ class PayloadReader(EventReader):
             self._sample = self._batch([first])
         except (BadInput, pa.ArrowException) as error:
             self._columns = {}
-            raise BadInput(f"{self._name}: the first event: {error}") from error
+            raise self._other_schema(str(error)) from error
+
+    def _other_schema(self, why: str) -> BadInput:
+        return BadInput(
+            f"{self._name}: the first event, {self._first_at}, says what columns are like, and does not fit: {why}; "
+            "take it out of the stream, or read it otherwise (column_types=, fill_null=, a function as events=)"
+        )
 
     def _column(self, name: str, found: pa.DataType) -> Column:
         choice, want = self._choice, self._inputs.dtypes.get(name, "")
@@ -390,15 +398,15 @@ class PayloadReader(EventReader):
         merged = merged_type(kinds if named is None else read_as(kinds, named, name), want, name)
         return choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
 
-    def _first_event(self) -> Mapping[str, Any]:
-        """The first event that can be read."""
+    def _first_event(self) -> tuple[Mapping[str, Any], str]:
+        """The first event that can be read, and where it is."""
         last: Exception | None = None
         for partition, waiting in sorted(self.ahead({}, _LOOKED_AT, None).items()):
             if not waiting.stops:
                 continue
             for event in self.events(Span(partition, waiting.start, waiting.stops[-1], len(waiting.stops))):
                 try:
-                    return self._record(event)
+                    return self._record(event), f"{partition} {self.position(event)}"
                 except Exception as error:  # noqa: BLE001 - as in read
                     last = error
         if last is not None:

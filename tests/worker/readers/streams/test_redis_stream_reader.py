@@ -403,9 +403,16 @@ def test_a_stream_that_is_empty_is_refused_and_a_dead_server_is_away(redis_url: 
     with pytest.raises(BadInput, match="none of its first events can be read as said by events="):
         reader_of(redis_url).take(np.array([0]))
     client.delete("clicks")
-    send(client, {"user": 1})
-    with pytest.raises(BadInput, match="no column 'clicked' in the first event"):
+    (at,) = send(client, {"user": 1})
+    with pytest.raises(BadInput, match=f"the first event, clicks {at}.*: no column 'clicked'; its columns are 'user'"):
         reader_of(redis_url).take(np.array([0]))
+    client.delete("clicks")
+    (at, _) = send(client, event(user="me"), event())
+    message = f"the first event, clicks {at}.*: column 'user' is string, and the model takes int64 .*; take it out"
+    with pytest.raises(BadInput, match=message):
+        reader_of(redis_url).for_inputs(INPUTS).take(np.array([0]))
+    client.xdel("clicks", at.partition("/")[0])
+    assert reader_of(redis_url).for_inputs(INPUTS).take(np.array([0]))[0]["user"].tolist() == [7]
     with pytest.raises(Unavailable):
         reader_of("redis://127.0.0.1:1?deadline=0.2").ahead({}, 1, None)
 
