@@ -473,11 +473,11 @@ class RowSaver(ABC):
 
     @abstractmethod
     def take(self, mark: bytes, base: bytes) -> TakenChanges:
-        """What changed since the call before, up to now; of no commit that is under way.
+        """What changed since the checkpoint of mark `base`, up to now; of no commit that is under way.
 
         Args:
-            mark: 16 bytes that name this call.
-            base: Those of the call before; b"": there is none.
+            mark: 16 bytes: of the checkpoint that is about to be written.
+            base: Of the last one that was written; b"": there is none.
         """
 
     @abstractmethod
@@ -563,9 +563,10 @@ class ShardStore(EmbeddingStore, ServedRows, ABC):
 
     @abstractmethod
     def take_changes(self, mark: bytes, base: bytes) -> TakenChanges:
-        """What changed since the call of mark `base`, for the one of mark `mark`: 16 bytes each.
+        """What changed since the checkpoint of mark `base`, for the one of mark `mark`: 16 bytes each.
 
-        Call it between two commits. Rows are written down with the mark by `save_rows`, until the next call.
+        Call it between two commits. Rows are written down with the mark by `save_rows`; the changes are kept until the
+        next call says, as its `base`, whether that succeeded.
         """
 
 

@@ -2249,7 +2249,7 @@ class TakeChangesRequest(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     mark: _builtins.bytes
     base: _builtins.bytes
-    """of the call before; empty: none"""
+    """of the last checkpoint that was written; empty: none"""
     def __init__(
         self,
         *,
@@ -2276,7 +2276,7 @@ class ChangedTable(_message.Message):
     rows: _builtins.int
     """that hold a value of their own"""
     changed: _builtins.int
-    """rows since the call before; absent: any may have"""
+    """rows since that checkpoint; absent: any may have"""
     shrunk: _builtins.bool
     """rows were given up since then"""
     def __init__(

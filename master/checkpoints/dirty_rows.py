@@ -1,5 +1,6 @@
 """Which rows changed since the last checkpoint: collected where every commit passes, or by store servers."""
 
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class DirtyRows:
     rows count as changed, rows deleted make it a table that gave up rows, as rows evicted do. All rows of a table whose
     optimizer moves untouched rows (`lazy=False`) change with every commit.
 
-    For one thread at a time, the one that commits.
+    `add` and `take` are called by the thread that commits; `give_back` by any.
 
     Args:
         store: Whose commits these are; it is now as a checkpoint has it.
@@ -123,37 +124,53 @@ class DirtyRows:
     def __init__(self, store: EmbeddingStore, most_bytes: int = _MOST_BYTES) -> None:
         self._store = store
         self._most_bytes = most_bytes
+        self._lock = threading.Lock()
         self._tables = self._tables_now()
+        self._returned: Changes | None = None
 
     def add(self, updates: Mapping[str, TableUpdate]) -> None:
         """The updates of a commit that was made, or that is about to be."""
-        for name, update in updates.items():
-            table = self._tables.get(name)
-            if table is not None and table.ids is not None:
-                table.ids.add(update.ids)
-        while self.bytes > self._most_bytes:
-            most = max(self._tables.values(), key=lambda table: 0 if table.ids is None else table.ids.bytes)
-            most.ids = None
+        with self._lock:
+            for name, update in updates.items():
+                table = self._tables.get(name)
+                if table is not None and table.ids is not None:
+                    table.ids.add(update.ids)
+            while self._bytes() > self._most_bytes:
+                most = max(self._tables.values(), key=lambda table: 0 if table.ids is None else table.ids.bytes)
+                most.ids = None
 
     def take(self, version: int) -> Changes:
         """What changed up to `version`, the current one; starts a new collection."""
         now = self._tables_now()
-        changed: dict[str, _Ids | None] = {}
-        shrunk = set()
-        for name, table in now.items():
-            known = self._tables.get(name)
-            if known is None or known.spec != table.spec or known.before.written != table.before.written:
-                changed[name] = None
-                continue
-            changed[name] = known.ids
-            if (known.before.evicted, known.before.deleted) != (table.before.evicted, table.before.deleted):
-                shrunk.add(name)
-        self._tables = now
-        return Changes(version, changed, frozenset(shrunk))
+        with self._lock:
+            changed: dict[str, _Ids | None] = {}
+            shrunk = set()
+            for name, table in now.items():
+                known = self._tables.get(name)
+                if known is None or known.spec != table.spec or known.before.written != table.before.written:
+                    changed[name] = None
+                    continue
+                changed[name] = known.ids
+                if (known.before.evicted, known.before.deleted) != (table.before.evicted, table.before.deleted):
+                    shrunk.add(name)
+            taken = Changes(version, changed, frozenset(shrunk))
+            if self._returned is not None:
+                taken = _joined(self._returned, taken)
+            self._tables, self._returned = now, None
+            return taken
+
+    def give_back(self, changes: Changes) -> None:
+        """The checkpoint of these changes failed: the next one has to hold them, too."""
+        with self._lock:
+            self._returned = changes if self._returned is None else _joined(changes, self._returned)
 
     @property
     def bytes(self) -> int:
         """Of memory that the ids take now."""
+        with self._lock:
+            return self._bytes()
+
+    def _bytes(self) -> int:
         return sum(0 if table.ids is None else table.ids.bytes for table in self._tables.values())
 
     def _tables_now(self) -> dict[str, _Table]:
@@ -171,15 +188,29 @@ class DirtyRows:
         return _Ids(IdIndex(), _MOST_WAITING)
 
 
+def _joined(older: Changes, newer: Changes) -> Changes:
+    tables: dict[str, _Ids | None] = {}
+    for name, ids in newer.tables.items():
+        before = older.tables.get(name)
+        if before is None or ids is None:
+            tables[name] = None
+            continue
+        for block in ids.blocks(1 << 20):
+            before.add(block)
+        tables[name] = before
+    return Changes(newer.version, tables, older.shrunk | newer.shrunk)
+
+
 # Where store servers keep the rows
 
 
 @dataclass(frozen=True, slots=True)
 class ServerChanges:
-    """What changed on store servers up to a version, since the mark before."""
+    """What changed on store servers up to a version, since the checkpoint of mark `base`."""
 
     version: int
     mark: bytes
+    base: bytes
     tables: Mapping[str, ChangedTable]
 
 
@@ -208,5 +239,11 @@ class ServersDirtyRows:
         taken = self._store.take_changes(mark, self._base)
         if taken.version != version:
             raise CheckpointError(f"the store servers are at version {taken.version}, and not at {version}")
+        changes = ServerChanges(version, mark, self._base, taken.tables)
         self._base = mark
-        return ServerChanges(version, mark, taken.tables)
+        return changes
+
+    def give_back(self, changes: ServerChanges) -> None:
+        """The checkpoint of these changes failed: the servers hear of it with the next one."""
+        if self._base == changes.mark:
+            self._base = changes.base

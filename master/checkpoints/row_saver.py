@@ -36,7 +36,8 @@ class CheckpointRowSaver(RowSaver):
         self._lock = threading.Lock()
         self._beginning = threading.Lock()  # one call that begins or gives up an attempt at a time
         self._dirty: DirtyRows | None = None  # until the first `take`: jobs without increments need none
-        self._taken: tuple[bytes, TakenChanges, Changes] | None = None
+        self._since = b""  # the mark that the collection began with
+        self._taken: tuple[bytes, TakenChanges, Changes | None] | None = None
         self._attempt: _Attempt | None = None
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
@@ -52,9 +53,13 @@ class CheckpointRowSaver(RowSaver):
                 return self._taken[1]
             if self._dirty is None:
                 self._dirty = DirtyRows(self._store)
+            if self._taken is not None and base == self._taken[0]:
+                self._since = base
+            elif self._taken is not None and self._taken[2] is not None:
+                self._dirty.give_back(self._taken[2])
             version = self._store.version()
             changes = self._dirty.take(version)
-            known = changes if self._taken is not None and self._taken[0] == base else None
+            known = changes if base and base == self._since else None
             rows = {name: self._store.row_count(name) for name in self._store.specs()}
             tables = {
                 name: ChangedTable(count) if known is None else known.described(name, count)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.contract.row_data import TableUpdate
@@ -12,7 +13,7 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import DirtyRows, ServersDirtyRows
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, ServerChanges, ServersDirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
 from elastable.master.checkpoints.writing import require_reached, write_checkpoint
@@ -51,10 +52,11 @@ class CheckpointSeries:
         self._full_every = full_every
         self._writing = threading.Lock()
         self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
+        self._failures = 0
         self._store = store
         self._dirty: DirtyRows | ServersDirtyRows | None = None
         self._evicting = {name for name, spec in store.specs().items() if spec.eviction is not None}
-        self._frozen = set[str]()  # of those, that were since the last checkpoint
+        self._noting, self._frozen = threading.Lock(), set[str]()  # of those, that were since the last checkpoint
         if full_every > 1:
             self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
 
@@ -83,7 +85,8 @@ class CheckpointSeries:
                 versions passed.
         """
         self.rows_changed(updates)
-        self._frozen |= self._evicting.intersection(frozen)
+        with self._noting:
+            self._frozen |= self._evicting.intersection(frozen)
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
         """Collects rows that were changed besides commits, between two of them."""
@@ -96,7 +99,7 @@ class CheckpointSeries:
         """Starts the checkpoint of the current version: takes what changed since the previous one.
 
         Called by the thread that commits. The function it returns writes the checkpoint; any thread calls it, once, and
-        calls of others wait meanwhile. If it raises, the next checkpoint is full.
+        calls of others wait meanwhile. If it raises, the next checkpoint also holds the changes of this one.
 
         Args:
             source: A pin of the version, or the store if nothing is committed until all is written.
@@ -106,27 +109,47 @@ class CheckpointSeries:
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
-        changes = None if self._dirty is None else self._dirty.take(progress.version)
-        frozen, self._frozen = self._frozen, set[str]()
+        changes, give_back = self._taken(progress.version)
+        with self._noting:
+            frozen, self._frozen = self._frozen, set[str]()
+        failures = self._failures
 
         def write() -> str:
             with self._writing:
-                base, self._base = self._usable_base() if changes is not None else None, None
-                address = write_checkpoint(
-                    self._files,
-                    source,
-                    dense,
-                    job,
-                    progress,
-                    keep=self._keep,
-                    base=base,
-                    changes=changes,
-                    whole=frozen,
-                )
+                # An earlier checkpoint that has failed since took changes that these lack.
+                base = self._usable_base() if changes is not None and failures == self._failures else None
+                try:
+                    address = write_checkpoint(
+                        self._files,
+                        source,
+                        dense,
+                        job,
+                        progress,
+                        keep=self._keep,
+                        base=base,
+                        changes=changes,
+                        whole=frozen,
+                    )
+                except BaseException:
+                    self._failures += 1
+                    give_back()
+                    with self._noting:
+                        self._frozen |= frozen
+                    raise
                 self._base = open_named(self._files, address.rpartition("/")[2])
                 return address
 
         return write
+
+    def _taken(self, version: int) -> tuple[Changes | ServerChanges | None, Callable[[], None]]:
+        """What changed, and what to call if it is not written."""
+        if self._dirty is None:
+            return None, lambda: None
+        if isinstance(self._dirty, ServersDirtyRows):
+            of_servers = self._dirty.take(version)
+            return of_servers, partial(self._dirty.give_back, of_servers)
+        changes = self._dirty.take(version)
+        return changes, partial(self._dirty.give_back, changes)
 
     def _usable_base(self) -> Checkpoint | None:
         if self._base is None or len(self._base.chain()) >= self._full_every:
