@@ -89,6 +89,7 @@ def test_an_unknown_kind_is_reported_with_the_known_ones() -> None:
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
+in_float32 = st.floats(allow_nan=False, allow_infinity=False, width=32)
 optimizers = st.builds(
     OptimizerSpec,
     st.sampled_from(["sgd", "adam", "keras"]),
@@ -102,7 +103,7 @@ plain = st.builds(
     dim=st.integers(1, 65_536),
     vocabulary_size=st.none() | st.integers(1, 2**63 - 1),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    initializer=st.builds(InitializerSpec, st.sampled_from(["zeros", "constant", "normal"]), finite, st.just(0.5)),
+    initializer=st.builds(InitializerSpec, st.sampled_from(["zeros", "constant", "normal"]), in_float32, st.just(0.5)),
     seed=st.integers(-(2**63), 2**63 - 1),
     optimizer=optimizers | st.just(OptimizerSpec.of("adamw", lazy=False)),
 )
