@@ -100,7 +100,7 @@ def _store(given: object) -> EmbeddingStore:
     if given == "memory":
         return _memory()
     with _lock:
-        if given not in _opened:
+        if given not in _opened or _opened[given].closed:  # by whoever has it from a layer
             _opened[given] = open_store(given)
         return _opened[given]
 

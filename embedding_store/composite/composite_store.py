@@ -97,6 +97,10 @@ class CompositeSource(RowSource, Generic[Source]):
             source.forget()
         self.group.forget()
 
+    @property
+    def closed(self) -> bool:
+        return self.group.closed
+
     def close(self) -> None:
         self.group.closed = True
         self.group.calls.close()

@@ -32,6 +32,11 @@ class EmbeddingStore(Snapshot):
     def pinned(self) -> bool:
         return False
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return False
+
     def renew(self, lease_s: float | None = None) -> None:
         pass
 

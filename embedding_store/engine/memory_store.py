@@ -750,6 +750,10 @@ class MemoryStore(BaseStore):
 
     # The end
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
         if self._appender is not None:

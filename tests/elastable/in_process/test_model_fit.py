@@ -518,7 +518,10 @@ class TestStores:
             et.fit(expected, X, Y, BATCH, shuffle=False, verbose=0)
         rows = [model.layers[0].read_rows(np.arange(ROWS)) for model in (ours, expected)]
         np.testing.assert_array_equal(*rows)
-        ours.layers[0].source.close()  # the interpreter would close it when its Redis is gone, and wait for that
+        ours.layers[0].source.close()
+        another = program(et.Embedding)
+        et.fit(another, X, Y, BATCH, verbose=0, store=redis_url)  # which is opened anew
+        another.layers[0].source.close()  # the interpreter would close it when its Redis is gone, and wait for that
 
     @pytest.mark.parametrize(
         ("store", "message"),
