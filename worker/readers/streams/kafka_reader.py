@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastable.embedding_store.errors import BadInput, Unavailable
@@ -24,6 +26,7 @@ _TOPICS_EVERY_S = 1.0
 _AGES_EVERY_S = 5.0
 _MOST_AGES = 16  # partitions whose first waiting event is read for its time
 _AT_ONCE = 10_000  # messages of one call
+_AHEAD, _AHEAD_BYTES = 4_096, 64 << 20  # messages of a partition, and bytes of all, that may come ahead
 _RETRIED = (
     "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_NOENT",
     "LEADER_NOT_AVAILABLE",
@@ -146,7 +149,7 @@ class _Topics:
         self._known: list[str] = []
         self._looked = self._aged = -_AGES_EVERY_S
         self._ages: dict[str, float] = {}
-        self._next: tuple[str, int] | None = None  # what the consumer reads next
+        self._read: dict[str, _Partition] = {}  # what the consumer reads, all of it ahead
 
     @contextmanager
     def _calling(self) -> Iterator[Any]:
@@ -256,27 +259,76 @@ class _Topics:
 
     def read(self, partition: str, start: int, stop: int) -> list[Message]:
         """The messages at offsets from `start` to `stop - 1`. Raises `Unavailable` where they do not come."""
+        with self._calling() as consumer:
+            try:
+                its = self._at(consumer, partition, start)
+                its.start, found, give_up = stop, list[Any](), time.monotonic() + _CALL_S
+                while True:
+                    while its.messages and its.messages[0].offset() < stop:
+                        found.append(its.messages.popleft())
+                        its.bytes -= len(found[-1])
+                    if its.messages or its.place >= stop:
+                        return found
+                    if its.paused:
+                        consumer.resume([self._place(partition, 0)])
+                        its.paused = False
+                    if self._take(consumer, its, stop - its.place):
+                        give_up = time.monotonic() + _CALL_S
+                    elif time.monotonic() > give_up:
+                        raise Unavailable(
+                            f"{self._name}: {partition} has sent nothing at offset {its.place} for {_CALL_S} s"
+                        )
+            except BaseException:
+                self._read.clear()
+                consumer.unassign()
+                raise
+
+    def _at(self, consumer: Any, partition: str, start: int) -> _Partition:
+        """A partition that is read from there on, as it is already where its reads follow each other."""
+        its = self._read.get(partition)
+        if its is None or its.start != start:
+            place = self._place(partition, start)
+            if its is not None:
+                del self._read[partition]
+                consumer.incremental_unassign([place])
+            consumer.incremental_assign([place])
+            consumer.resume([place])  # it may come back paused
+            its = self._read[partition] = _Partition(start, start)
+        return its
+
+    def _take(self, consumer: Any, wanted: _Partition, most: int) -> bool:
+        """Takes what has come of any partition; False: nothing has."""
         from confluent_kafka import KafkaError
 
-        with self._calling() as consumer:
-            if self._next != (partition, start):
-                consumer.assign([self._place(partition, start)])
-            self._next, found, place = None, list[Any](), start
-            give_up = time.monotonic() + _CALL_S
-            while place < stop:
-                messages = consumer.consume(min(_AT_ONCE, stop - place), timeout=0.1)
-                for message in messages:
-                    if message.error() is None:
-                        place = message.offset() + 1
-                        found += [message] if place <= stop else []
-                    elif message.error().code() == KafkaError._PARTITION_EOF:
-                        place = max(place, message.offset())
-                    else:
-                        raise self._error(message.error())
-                if messages:
-                    give_up = time.monotonic() + _CALL_S
-                elif time.monotonic() > give_up:
-                    raise Unavailable(f"{self._name}: {partition} has sent nothing at offset {place} for {_CALL_S} s")
-            if place == stop:
-                self._next = partition, stop
-            return found
+        messages = consumer.consume(min(_AT_ONCE, most), timeout=0.1)
+        for message in messages:
+            its = self._read.get(f"{message.topic()}/{message.partition()}")
+            if message.error() is None:
+                if its is not None and message.offset() >= its.place:
+                    its.messages.append(message)
+                    its.bytes += len(message)
+                    its.place = message.offset() + 1
+            elif message.error().code() != KafkaError._PARTITION_EOF:
+                raise self._error(message.error())
+            elif its is not None:
+                its.place = max(its.place, message.offset())
+        for name, its in self._read.items():
+            ahead = len(its.messages) > _AHEAD or its.bytes > _AHEAD_BYTES // len(self._read)
+            if ahead and not its.paused and its is not wanted:
+                consumer.pause([self._place(name, 0)])
+                its.paused = True
+        return bool(messages)
+
+
+@dataclass
+class _Partition:
+    """A partition that is read: where its next read begins, the offset that it has come to, and what came ahead.
+
+    It is paused while that is much, and what came of it is not read yet.
+    """
+
+    start: int
+    place: int
+    messages: deque[Any] = field(default_factory=deque)
+    bytes: int = 0
+    paused: bool = False

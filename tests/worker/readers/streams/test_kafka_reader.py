@@ -101,6 +101,22 @@ def test_offsets_are_positions_and_spans_come_back_the_same(broker: Broker) -> N
     assert later["spans/1"].since == pytest.approx(time.time(), abs=600)
 
 
+def test_partitions_are_read_ahead_and_paused_where_that_is_much(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_reader, "_AHEAD", 3)
+    for number in range(3):
+        broker.send("beside", *map(event, range(100 * number, 100 * number + 400)), partition=number)
+    reader = reader_of(broker, "beside")
+    for _ in range(3):  # from the beginning again, where each is paused, or not
+        for first in range(0, 400, 40):
+            spans = [Span(f"beside/{number}", str(first), str(first + 40), 40) for number in (2, 0, 1)]
+            batch, bad = reader.read(spans)
+            assert batch is not None
+            expected = [100 * number + first + at for number in (2, 0, 1) for at in range(40)]
+            assert (batch[0]["user"].tolist(), bad) == (expected, ())
+
+
 def test_an_end_is_one_of_now_of_a_time_or_of_positions(broker: Broker) -> None:
     broker.send("ends", *map(event, range(3)))
     reader = reader_of(broker, "ends")
