@@ -34,6 +34,7 @@ from elastable.master.commits.version_record import VersionRecord
 from elastable.master.model.dense import DenseTensors
 from elastable.master.rpc.client import MasterClient
 from elastable.models.configuration import model_of, same_model
+from elastable.output.noted import JOB_FILE
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.rows.saved_rows import leaving_rows_out
@@ -225,11 +226,11 @@ def latest_of(source: str | Path, version: int | None, deadline_s: float | None)
 def _store_of_run(run: Path) -> str | None:
     """Where the rows of the job are that a run directory is of; None: it is not known, or the job is over."""
     try:
-        address = str(json.loads((run / "job.json").read_text())["address"])
+        address = str(json.loads((run / JOB_FILE).read_text())["address"])
     except UNREADABLE:
         return None
-    with suppress(ElastableError):
-        servers = MasterClient(address, deadline_s=_ASKED_S).status().servers
+    with suppress(ElastableError), MasterClient(address, deadline_s=_ASKED_S) as master:
+        servers = master.status().servers
         return SERVERS + ",".join(of.address for of in servers) if servers else f"grpc://{address}"
     return None
 

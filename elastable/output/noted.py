@@ -9,6 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+JOB_FILE = "job.json"
+"""Of a run directory: the job, the address of its master, and the version that it began with."""
+
 _MOST_POINTS = 256
 _MOST_CURVES = 32
 

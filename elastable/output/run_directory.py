@@ -18,14 +18,14 @@ from tensorboard.summary import Writer
 from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import BadEvent
-from elastable.output.noted import Curves
+from elastable.output.noted import JOB_FILE, Curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _log = logging.getLogger(__name__)
 
-_JOB, _METRICS = "job.json", "metrics.jsonl"
+_METRICS = "metrics.jsonl"
 
 
 def require_writable(home: Path) -> None:
@@ -94,12 +94,12 @@ class RunDirectory:
             address: Of its master.
             version: That it begins with.
         """
-        (self.path / _JOB).write_text(json.dumps({"address": address, "job": job, "version": version}) + "\n")
+        (self.path / JOB_FILE).write_text(json.dumps({"address": address, "job": job, "version": version}) + "\n")
         earlier: list[dict[str, object]] = []
-        homes = sorted((file.parent for file in self.path.parent.glob(f"*/{_JOB}")), key=_by_age, reverse=True)
+        homes = sorted((file.parent for file in self.path.parent.glob(f"*/{JOB_FILE}")), key=_by_age, reverse=True)
         for home in homes if version else []:  # the newest first: a later run took the place of what follows
             try:
-                begun = json.loads((home / _JOB).read_text())
+                begun = json.loads((home / JOB_FILE).read_text())
                 if home.is_symlink() or home == self.path or begun["job"] != job:
                     continue
                 lines = [json.loads(line) for line in (home / _METRICS).read_text().splitlines() if line.endswith("}")]

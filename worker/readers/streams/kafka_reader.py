@@ -288,10 +288,11 @@ class _Topics:
         its = self._read.get(partition)
         if its is None or its.start != start:
             place = self._place(partition, start)
-            if its is not None:
-                del self._read[partition]
-                consumer.incremental_unassign([place])
-            consumer.incremental_assign([place])
+            if its is None:
+                consumer.incremental_assign([place])
+            else:  # others read in between: what came ahead of any partition would be for nobody
+                self._read = {}
+                consumer.assign([place])
             consumer.resume([place])  # it may come back paused
             its = self._read[partition] = _Partition(start, start)
         return its
