@@ -34,7 +34,10 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
     hold = Hold(tmp_path / "hold", 10)
     words = ("train", CLICK_JOB, "--workers", "2", "--stores", "2", *JOB, "--run-dir", tmp_path / "runs", "--no-export")
     limits = ("--client-calls", "99", "--client-bytes", "1GiB", "--client-rate", "5000")
-    with elastable(tmp_path, *words, *limits, env=hold.environment) as job:
+    (readers := tmp_path / "readers").write_text("of-readers")
+    readers.chmod(0o600)
+    variables = {**hold.environment, "ELASTABLE_READER_TOKEN_FILE": str(readers)}
+    with elastable(tmp_path, *words, *limits, env=variables) as job:
         hold.wait(job)
         run = (tmp_path / "runs" / "latest").resolve()
         logs = [(run / f"store-{number}.log").read_text() for number in range(2)]
@@ -58,6 +61,11 @@ def test_only_the_processes_of_a_run_reach_its_store_servers(tmp_path: Path) -> 
             assert neighbour.version() == 10
             with pytest.raises(PermissionDenied):
                 neighbour.begin_job("another", False, bytes(32))
+        # That of readers, which somebody set for predictions that follow, reads.
+        with ShardClient(addresses[1], 60.0, Credentials(reader_token="of-readers")) as onlooker:
+            assert onlooker.version() == 10
+            with pytest.raises(PermissionDenied):
+                onlooker.recover(0)
         commands = [command_of(job.pid), *(command for command, _ in processes.values())]
         hold.go()
         assert job.wait() == 0, job.err
