@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +27,9 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.support.clocks import compile_seconds
 from elastable.embedding_store.tables.checks import require_finite_of
-from elastable.embedding_store.tables.grouping import sum_by_position
+from elastable.embedding_store.tables.grouping import sum_by_position, unique_ids
 from elastable.embedding_store.warm import warm_lookups, warm_updates
+from elastable.embedding_store.wire.shared.version_board import ReadBoard, WriteBoard
 
 PORT = 6379
 START_SECONDS = 60.0
@@ -88,18 +89,30 @@ def train(store: EmbeddingStore, optimizer: OptimizerSpec) -> None:
     store.flush()
 
 
-def sum_a_batch() -> None:
-    """What a worker does with the gradients of its batch, in TensorFlow's memory, and the master with their sums."""
-    positions, gradients = (IDS % 100).astype(np.int32), np.ones((len(IDS), DIM), np.float32)
-    for array in (positions, gradients):
+def plan_and_sum_a_batch() -> None:
+    """What a worker does with a batch in TensorFlow's memory, its ids and gradients, and the master with their sums."""
+    ids, gradients = IDS % 100, np.ones((len(IDS), DIM), np.float32)
+    for array in (ids, gradients):
         array.flags.writeable = False
-    groups, sums = sum_by_position(positions, gradients, 100)
+    unique, positions = unique_ids(ids)
+    positions.flags.writeable = False
+    groups, sums = sum_by_position(positions, gradients, len(unique))
     require_finite_of("fixed", groups, sums)
+
+
+def look_at_a_board() -> None:
+    """What workers read of a store server on their host, where there is shared memory."""
+    with suppress(OSError):
+        board = WriteBoard()
+        reader = ReadBoard(os.dup(board.fd))
+        reader.unchanged(reader.look().sequence)
+        board.close()
 
 
 def main() -> None:
     began = time.perf_counter()
-    sum_a_batch()
+    plan_and_sum_a_batch()
+    look_at_a_board()
     warm_lookups()
     optimizers = [OptimizerSpec.of(name) for name in sorted(FUSED)]
     warm_updates(optimizers)
