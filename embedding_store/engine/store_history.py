@@ -136,13 +136,23 @@ class FollowedChange:
 
     Attributes:
         version: Of the store once the change is made.
-        payload: The change, as the log keeps it; None: the changes after `version`, if any, were taken back.
+        pieces: The change, as the log keeps it; None: the changes after `version`, if any, were taken back.
         begin: Whether it is one of those that make an empty store what it was when following began, and come first.
     """
 
     version: int
-    payload: bytes | None
+    pieces: Sequence[Buffer] | None
     begin: bool = False
+
+    @property
+    def payload(self) -> bytes | None:
+        """The change in one piece."""
+        return None if self.pieces is None else b"".join(self.pieces)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the change."""
+        return sum(len(piece) for piece in self.pieces or ())
 
 
 class Following:
@@ -180,7 +190,7 @@ class Following:
             if self._over is not None or (asked is not None and asked.cancelled()):
                 return False
             self._unsent.append(change)
-            self._bytes += len(change.payload or b"")
+            self._bytes += change.size
             unsent = self._unsent
             if asked is not None:
                 self._unsent, self._bytes = [], 0
@@ -263,7 +273,8 @@ class ChangeLog(Closing):
         if self.log.keeps_entries:
             self.acknowledged.put(Noted.of(self.log, version, self.identity))
         if self._followers:
-            self._tell(FollowedChange(version, b"".join(parts)))
+            # What a commit logs is a copy already; other changes are views of what their callers gave.
+            self._tell(FollowedChange(version, parts if isinstance(change, CommitImages) else [b"".join(parts)]))
 
     def follow(
         self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
@@ -286,7 +297,7 @@ class ChangeLog(Closing):
             with snapshot:
                 version = snapshot.version()
                 for parts in beginning(snapshot, specs, record):
-                    yield FollowedChange(version, b"".join(parts), begin=True)
+                    yield FollowedChange(version, parts, begin=True)
             yield FollowedChange(version, None)
 
         return begin(), following
