@@ -18,15 +18,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, named_parts, records_of
 from elastable.worker.readers.batch.ragged import Leaf
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
-from elastable.worker.readers.formats.arrow_columns import (
-    BITS,
-    At,
-    Column,
-    ColumnChoice,
-    merged_type,
-    read_as,
-    to_array,
-)
+from elastable.worker.readers.formats.arrow_columns import At, Column, ColumnChoice, Kinds, to_array
 from elastable.worker.readers.formats.data_files import DataFile
 
 Block = dict[str, Leaf]
@@ -112,7 +104,7 @@ class BlockReader(Reader):
 
     def feed(self, inputs: ModelInputs) -> None:
         """Reads columns as a model with these inputs wants them, from now on; nothing is decoded yet."""
-        self._inputs, choice, wanted = inputs, self.choice, inputs.dtypes
+        self.inputs, choice, wanted = inputs, self.choice, inputs.dtypes
         self._features = self._all_features
         if choice.features is None and not inputs.own_step and wanted:
             missing = sorted(wanted.keys() - {*self._all_features})
@@ -132,14 +124,14 @@ class BlockReader(Reader):
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         """The same records, each column read as its input wants it; with a transform in between nothing changes."""
-        if self._transform is not None or self._inputs == inputs:
+        if self._transform is not None or self.inputs == inputs:
             return self
         other = copy(self)
         other.feed(inputs)
         return other
 
     @abstractmethod
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """(file, Arrow type there) of a column of the files; `want` is the dtype of its input, or "".
 
         Raises:
@@ -196,24 +188,15 @@ class BlockReader(Reader):
                     )
         return arrays
 
-    def want(self, name: str) -> str:
-        """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
-        if BITS in self.choice.column_types.get(name, ""):
-            return ""  # it is an int64 of other meaning, whatever the input wants
-        if name in self.choice.targets and name not in self._inputs.dtypes:
-            return "" if self._inputs.own_step else "number"
-        return self._inputs.dtypes.get(name, "")
-
     def _column(self, name: str) -> Column:
         if name in self._lacking:
             raise BadInput(self._lacking[name])
-        want, kind = self.want(name), self.choice.type_of(name)
-        if name not in self._inside:
-            kinds = [(self.files[0], kind or _folder_type(self.files, name, want))]
-        else:
+        want = self.choice.want(name, self.inputs)
+        if name in self._inside:
             kinds = self.types_of(name, want)
-        merged = merged_type(kinds if kind is None else read_as(kinds, kind, name), want, name)
-        return self.choice.column(name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name))
+        else:
+            kinds = [(self.files[0], self.choice.type_of(name) or _folder_type(self.files, name, want))]
+        return self.choice.column(name, kinds, self.inputs, wide=self._transform is not None)
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:

@@ -7,10 +7,9 @@ import csv as header_csv
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,16 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.worker.readers.batch.reader import ModelInputs
-from elastable.worker.readers.formats.arrow_columns import BITS, INTEGERS, At, ColumnChoice, as_type, casts, first_bad
+from elastable.worker.readers.formats.arrow_columns import (
+    BITS,
+    INTEGERS,
+    At,
+    ColumnChoice,
+    Kinds,
+    as_type,
+    casts,
+    first_bad,
+)
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
@@ -98,8 +106,7 @@ class CsvReader(BlockReader):
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise BadInput(f"CSV: delimiter {delimiter!r}; use one ASCII character that is no quote or line end")
         self._delimiter, self._encoding = delimiter, _checked_encoding(encoding, delimiter)
-        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null))
-        choice = ColumnChoice(features, label, weight, *options)
+        choice = ColumnChoice(features, label, weight, column_types, fill_null)
         self.files = files
         self._indexes = [_index_csv(file, block_records, delimiter, column_names is None) for file in files]
         #: Of each file.
@@ -117,7 +124,7 @@ class CsvReader(BlockReader):
         self._first: pa.Table | None = None  # the first block, with types as they look
         self._parsed = {name: kind for name in self.in_file if (kind := self.choice.type_of(name)) is not None}
 
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
         if (named := self.choice.type_of(name)) is not None:
             return [(self.files[0], named)]
@@ -257,7 +264,7 @@ class CsvReader(BlockReader):
         for name, values in zip(table.column_names, table.columns, strict=True):
             kind, where = types.get(name, pa.string()), At(name, text.place)
             named = pa.types.is_integer(kind) and self.choice.column_types.get(name, BITS) != BITS
-            exact[name] = _from_text(values.combine_chunks(), kind, self.want(name), named, where)
+            exact[name] = _from_text(values.combine_chunks(), kind, self.choice.want(name, self.inputs), named, where)
         return pa.table(exact)
 
     def _read(

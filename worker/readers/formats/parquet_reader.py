@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice
+from elastable.worker.readers.formats.arrow_columns import ColumnChoice, Kinds
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
@@ -63,15 +62,14 @@ class ParquetReader(BlockReader):
         cached_row_groups: int = 4,
     ) -> None:
         files = find_files(paths, "Parquet", (".parquet", ".parq", ".pq"), filesystem)
-        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null, fill_null_list))
-        choice = ColumnChoice(features, label, weight, *options)
+        choice = ColumnChoice(features, label, weight, column_types, fill_null, fill_null_list)
         self._fragments = _opened(files)
         self._places = [(p, group.id) for p, fragment in enumerate(self._fragments) for group in fragment.row_groups]
         self._counts = [group.num_rows for fragment in self._fragments for group in fragment.row_groups]
         names = [fragment.physical_schema.names for fragment in self._fragments]
         super().__init__(files, names, self._counts, choice, transform, cached_row_groups)
 
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """The types that the files' own schemas say."""
         schemas = (fragment.physical_schema for fragment in self._fragments)
         return [(file, schema.field(name).type) for file, schema in zip(self.files, schemas, strict=True)]

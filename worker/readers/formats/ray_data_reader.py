@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.extras import needs
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice
+from elastable.worker.readers.formats.arrow_columns import ColumnChoice, Kinds
 from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
 from elastable.worker.readers.formats.data_files import DataFile
 
@@ -69,8 +69,7 @@ class RayDataReader(BlockReader):
             raise BadInput(f"et.RayDataReader takes a ray.data.Dataset, and not a {type(dataset).__name__}")
         if block_records < 1:
             raise BadInput(f"Ray Dataset: block_records must be at least 1, got {block_records}")
-        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null, fill_null_list))
-        choice = ColumnChoice(features, label, weight, *options)
+        choice = ColumnChoice(features, label, weight, column_types, fill_null, fill_null_list)
         found = [(ref, table) for ref in _computed(dataset) if (table := _fetched(ref)).num_rows]
         if not found:
             raise BadInput("Ray Dataset: empty, there must be at least one record")
@@ -90,7 +89,7 @@ class RayDataReader(BlockReader):
         # The order of a job's records is that of any process, where Ray may have cut the dataset in another way.
         self.shuffle_block = block_records
 
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """The types that the tables of the blocks say."""
         return [(file, schema.field(name).type) for file, schema in zip(self.files, self._schemas, strict=True)]
 

@@ -20,15 +20,7 @@ from elastable.master.api import MOST_BAD_EVENTS, BadEvent, EventSource, Span
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays
 from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, taken
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
-from elastable.worker.readers.formats.arrow_columns import (
-    BITS,
-    At,
-    Column,
-    ColumnChoice,
-    merged_type,
-    read_as,
-    to_array,
-)
+from elastable.worker.readers.formats.arrow_columns import At, Column, ColumnChoice, to_array
 
 Decode = Callable[[bytes], Mapping[str, Any]]
 """The payload of an event -> column -> value: a number, a text, or a list of these. Raises anything for a bad event."""
@@ -221,7 +213,7 @@ class PayloadReader(EventReader):
         if not callable(events) and events not in _FORMATS:
             raise BadInput(f"{name}: events={events!r}: write {', '.join(map(repr, _FORMATS))}, or give a function")
         self._decode: Decode = events if callable(events) else _FORMATS[events]
-        self._choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
+        self._choice = ColumnChoice(features, label, weight, column_types, fill_null, fill_null_list)
         self._inputs, self._columns = ModelInputs(), dict[str, tuple[pa.DataType, Column]]()
         self._first, self._first_at = dict[str, Any](), ""
         self._sample: Batch = ()
@@ -386,17 +378,9 @@ class PayloadReader(EventReader):
         )
 
     def _column(self, name: str, found: pa.DataType) -> Column:
-        choice, want = self._choice, self._inputs.dtypes.get(name, "")
-        if BITS in choice.column_types.get(name, ""):
-            want = ""  # it is an int64 of other meaning, whatever the input wants
-        elif name in choice.targets and not want:
-            want = "" if self._inputs.own_step else "number"
-        named = choice.type_of(name)
-        if named is None and name in choice.targets and pa.types.is_integer(found):
+        if name in self._choice.targets and name not in self._choice.column_types and pa.types.is_integer(found):
             found = pa.float64()  # the next one may have a fraction
-        kinds = [(self._name, found)]
-        merged = merged_type(kinds if named is None else read_as(kinds, named, name), want, name)
-        return choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
+        return self._choice.column(name, [(self._name, found)], self._inputs, wide=False)
 
     def _first_event(self) -> tuple[Mapping[str, Any], str]:
         """The first event that can be read, and where it is."""
