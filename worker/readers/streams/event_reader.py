@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -240,7 +240,7 @@ class PayloadReader(EventReader):
         self._learn()
         return tuple(map_arrays(lambda leaf: taken(leaf, rows), part) for part in self._sample)
 
-    def for_inputs(self, inputs: ModelInputs) -> Reader:
+    def for_inputs(self, inputs: ModelInputs) -> Self:
         if inputs == self._inputs:
             return self
         other = copy(self)

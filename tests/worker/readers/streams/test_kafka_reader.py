@@ -29,6 +29,7 @@ import elastable as et
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.master.api import Span
 from elastable.worker.readers.streams import kafka_reader
+from tests.contracts.streams import read
 from tests.untyped import Keyword
 from tests.waiting import until_stopped
 
@@ -93,8 +94,7 @@ def test_offsets_are_positions_and_spans_come_back_the_same(broker: Broker) -> N
     assert (found["spans/1"].stops, found["spans/1"].more, found["spans/1"].lag) == (["1", "2", "3"], False, 3)
     for _ in range(2):
         spans = [Span("spans/0", "2", "5", 3), Span("spans/1", "1", "2", 1), Span("spans/0", "5", "7", 2)]
-        batch, bad = reader.read(spans)
-        assert batch is not None
+        batch, bad = read(reader, *spans)
         assert (batch[0]["user"].tolist(), bad) == ([2, 3, 4, 10, 5, 6], ())
     later = reader.ahead({"spans/0": "9", "spans/1": "2"}, 4, None)
     assert [later[f"spans/{number}"].lag for number in (0, 1)] == [0, 1]
@@ -111,8 +111,7 @@ def test_partitions_are_read_ahead_and_paused_where_that_is_much(
     for _ in range(3):  # from the beginning again, where each is paused, or not
         for first in range(0, 400, 40):
             spans = [Span(f"beside/{number}", str(first), str(first + 40), 40) for number in (2, 0, 1)]
-            batch, bad = reader.read(spans)
-            assert batch is not None
+            batch, bad = read(reader, *spans)
             expected = [100 * number + first + at for number in (2, 0, 1) for at in range(40)]
             assert (batch[0]["user"].tolist(), bad) == (expected, ())
 
@@ -155,8 +154,7 @@ def test_committed_offsets_follow_for_tools(broker: Broker) -> None:
 
 def test_bad_events_are_passed_over(broker: Broker) -> None:
     broker.send("bad", event(0), b"{", event(2))
-    batch, bad = reader_of(broker, "bad").read([Span("bad/0", "0", "3", 3)])
-    assert batch is not None
+    batch, bad = read(reader_of(broker, "bad"), Span("bad/0", "0", "3", 3))
     assert batch[0]["user"].tolist() == [0, 2]
     assert [(each.partition, each.position) for each in bad] == [("bad/0", "1")]
 
