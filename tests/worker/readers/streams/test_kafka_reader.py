@@ -232,30 +232,12 @@ def test_the_end_is_that_of_committed_transactions(broker: Broker, monkeypatch: 
     assert asked == [IsolationLevel.READ_COMMITTED]
 
 
-def test_an_offset_that_no_broker_has_told_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka answers with OFFSET_INVALID, and with no error, where a broker hung at the wrong moment."""
-    listed = AdminClient.list_offsets
-
-    def untold(client: AdminClient, places: object, **options: Keyword) -> object:
-        told = {place: Future[object]() for place in listed(client, places, **options)}
-        for future in told.values():
-            future.set_result(SimpleNamespace(offset=OFFSET_INVALID))
-        return told
-
-    broker.send("untold", event(0))
-    reader = reader_of(broker, "untold")
-    monkeypatch.setattr(AdminClient, "list_offsets", untold)
-    for asked in (reader.ends, lambda: reader.ahead({}, 9, None)):
-        with pytest.raises(Unavailable, match="untold/0 has not said its offsets"):
-            asked()
-
-
-def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To librdkafka and its bindings neither is an error: places come back as they were sent, and None for a name."""
+def test_what_no_broker_has_told_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To librdkafka that is no error: places come back as they were sent or with OFFSET_INVALID, None for a name."""
 
     class Silent(Consumer):
+        told: int | None = None
+
         def offsets_for_times(self, places: list[TopicPartition], *_: float) -> list[TopicPartition]:
             if self.told is not None:
                 places = [TopicPartition(each.topic, each.partition, self.told) for each in places]
@@ -264,7 +246,13 @@ def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
         def list_topics(self, *asked: Keyword, **options: Keyword) -> object:
             return SimpleNamespace(cluster_id=None, topics=super().list_topics(*asked, **options).topics)
 
-        told: int | None = None
+    listed = AdminClient.list_offsets
+
+    def untold(client: AdminClient, places: object, **options: Keyword) -> object:
+        told = {place: Future[object]() for place in listed(client, places, **options)}
+        for future in told.values():
+            future.set_result(SimpleNamespace(offset=OFFSET_INVALID))
+        return told
 
     broker.send("silent", event(0))
     assert reader_of(broker, "silent").identity() != "Kafka cluster None"
@@ -278,6 +266,10 @@ def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
             reader.ends(time.time())
     monkeypatch.setattr(Silent, "told", OFFSET_END)
     assert reader.ends(time.time())["silent/0"] == "1"
+    monkeypatch.setattr(AdminClient, "list_offsets", untold)
+    for asked in (reader.ends, lambda: reader.ahead({}, 9, None)):
+        with pytest.raises(Unavailable, match="silent/0 has not said its offsets"):
+            asked()
 
 
 def test_a_message_without_a_time_has_no_age(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

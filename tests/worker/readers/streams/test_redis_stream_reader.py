@@ -217,29 +217,33 @@ def test_events_as_arrow_and_by_a_function(redis_url: str, client: redis.Redis) 
     assert (batch[0]["user"].tolist(), batch[1].tolist(), len(bad)) == ([7, 8], [1.0, 0.0], 1)
 
 
-@pytest.mark.parametrize("end", [1 << 28, 79, -1])
-def test_arrow_that_points_beyond_its_event_is_passed_over(redis_url: str, client: redis.Redis, end: int) -> None:
-    """Read as it is, it ends the process, or trains on whatever lies in its memory."""
+def pointing(end: int) -> bytes:
+    """An event whose list says that it ends elsewhere: read so, it ends the process, or trains on what lies there."""
     head, offsets, tail = arrow(user=[7], words=[["a"] * 77], clicked=[1]).rpartition(struct.pack("<ii", 0, 77))
     assert offsets, "the list's, which lie in the body, behind those of the metadata"
-    send(client, arrow(user=[7], words=[["a"]], clicked=[1]), head + struct.pack("<ii", 0, end) + tail)
-    batch, bad = read(reader_of(redis_url, events="arrow"))
-    assert (batch[0]["user"].tolist(), len(bad)) == ([7], 1)
+    return head + struct.pack("<ii", 0, end) + tail
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["values", "dictionary"])
-def test_arrow_that_is_compressed_is_passed_over_before_it_is_unpacked(
-    redis_url: str, client: redis.Redis, shared: bool
-) -> None:
-    """A thousand bytes of it may be gigabytes."""
+def bomb(shared: bool) -> bytes:
+    """A thousand bytes that may be gigabytes."""
     words = pa.array(["a" * (64 << 20)])
-    bomb = arrow("zstd", user=[7], words=words.dictionary_encode() if shared else words, clicked=[1])
-    send(client, arrow(user=[7], words=["a"], clicked=[1]), bomb)
-    reader = reader_of(redis_url, events="arrow")
+    return arrow("zstd", user=[7], words=words.dictionary_encode() if shared else words, clicked=[1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"), [(pointing(1 << 28), ""), (pointing(79), ""), (pointing(-1), ""), (bomb(False), "compressed"),
+                        (bomb(True), "compressed")],
+    ids=["far", "near", "before", "values", "dictionary"],
+)  # fmt: skip
+def test_arrow_that_lies_of_its_size_is_passed_over_before_it_is_unpacked(
+    redis_url: str, client: redis.Redis, bad: bytes, reason: str
+) -> None:
+    words = "a" if reason else ["a"]
+    send(client, arrow(user=[7], words=[words], clicked=[1]), bad)
     before = pa.default_memory_pool().max_memory()
-    batch, bad = read(reader)
-    assert (batch[0]["user"].tolist(), len(bad)) == ([7], 1)
-    assert "compressed" in bad[0].reason
+    batch, passed_over = read(reader_of(redis_url, events="arrow"))
+    assert (batch[0]["user"].tolist(), len(passed_over)) == ([7], 1)
+    assert reason in passed_over[0].reason
     assert pa.default_memory_pool().max_memory() == before
 
 
