@@ -239,7 +239,6 @@ class StreamReader(Reader):
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
     def _opened(self, batches: object, count: int | None) -> Iterator[object]:
-        """The batches to read."""
         return batches_of(batches, count)
 
     def _append(self, batch: object, folder: Path) -> None:

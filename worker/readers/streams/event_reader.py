@@ -109,9 +109,8 @@ def _of_example(payload: bytes) -> Mapping[str, Any]:
     """Feature -> its values, a list."""
     found = {}
     for named in _example().FromString(payload).features.feature:
-        kind, it = next(((field.name, values) for field, values in named.feature.ListFields()), ("ints", None))
-        values = [] if it is None else list(it.value)
-        found[named.name] = [each.decode() for each in values] if kind == "texts" else values
+        values = [value for _, each in named.feature.ListFields()[:1] for value in each.value]
+        found[named.name] = [value.decode() if isinstance(value, bytes) else value for value in values]
     return found
 
 
@@ -169,12 +168,6 @@ class EventReader(Reader, EventSource):
         return BadInput(
             f"{self._name}: no event is there yet; its columns are learned from the first one: start when it is there"
         )
-
-
-def _bad_event(partition: str, position: str, error: Exception) -> BadEvent:
-    """An event that this error keeps from being read."""
-    kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
-    return BadEvent(partition, position, f"{kind}{error}"[:_LONGEST_REASON])
 
 
 class PayloadReader(EventReader):
@@ -252,22 +245,27 @@ class PayloadReader(EventReader):
         found = [(span.partition, self.events(span)) for span in spans]
         if self._decode is _of_json and (parsed := self._parsed([each for _, events in found for each in events])):
             return parsed, ()
-        events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
-        for partition, event in ((partition, event) for partition, several in found for event in several):
+        records, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
+
+        def passed_over(partition: str, position: str, error: Exception) -> None:
+            kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+            bad.append(BadEvent(partition, position, f"{kind}{error}"[:_LONGEST_REASON]))
+
+        for partition, event in ((partition, event) for partition, events in found for event in events):
             try:
-                events.append((partition, self.position(event), self._record(event)))
+                records.append((partition, self.position(event), self._record(event)))
             except Exception as error:  # noqa: BLE001 - a function of the user's
-                bad.append(_bad_event(partition, self.position(event), error))
+                passed_over(partition, self.position(event), error)
         batch = None
         try:
-            batch = self._batch([event for _, _, event in events]) if events else None
+            batch = self._batch([record for _, _, record in records]) if records else None
         except BadInput:
             fitting: list[Batch] = []
-            for partition, position, event in events:  # one at a time: which do not fit?
+            for partition, position, record in records:  # one at a time: which do not fit?
                 try:
-                    fitting.append(self._batch([event]))
+                    fitting.append(self._batch([record]))
                 except BadInput as error:
-                    bad.append(_bad_event(partition, position, error))
+                    passed_over(partition, position, error)
             every = np.arange(len(fitting), dtype=np.int64)
             batch = cast("Batch", gathered(every, np.zeros_like(every), fitting.__getitem__)) if fitting else None
         if len(bad) > MOST_BAD_EVENTS:
@@ -327,7 +325,6 @@ class PayloadReader(EventReader):
         return self._arranged(values)
 
     def _arranged(self, values: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
-        """Columns as a batch."""
         arrays: dict[str, Leaf] = {}
         for name, (_, column) in self._columns.items():
             with np.errstate(over="ignore"):
