@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import chain
 from typing import Self, cast
 
@@ -32,31 +31,18 @@ Transform = Callable[[Batch], Batch]
 _INTEGER = re.compile(r"[+-]?\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """A block as its file holds it.
-
-    Attributes:
-        table: Its columns, without those of folders.
-        place: Where its records are.
-    """
-
-    file: DataFile
-    table: pa.Table
-    place: Place
-
-
 class BlockReader(Reader):
     """Records in blocks, one block after another.
 
     Args:
         columns: Names of the columns in each file.
-        counts: Records in each block, of all files.
+        counts: Of each file the records in each of its blocks.
         transform: Batch -> batch with the same number of records; applied to the result of `take`.
         cached_blocks: Number of decoded blocks to keep, the last used ones.
 
     Attributes:
         in_file: Names of the columns to read from files; those of folders' names are not among them.
+        places: Of each block the numbers of its file and of the block there.
         made_with: The arguments of its class, for another process that makes it again.
 
     Raises:
@@ -74,7 +60,7 @@ class BlockReader(Reader):
         self,
         files: Sequence[DataFile],
         columns: Sequence[Sequence[str]],
-        counts: Sequence[int],
+        counts: Sequence[Sequence[int]],
         choice: ColumnChoice,
         transform: Transform | None,
         cached_blocks: int,
@@ -93,12 +79,15 @@ class BlockReader(Reader):
         chosen = {*(choice.features or ()), *choice.targets, *choice.options}
         if missing := next((text for name, text in self._lacking.items() if name in chosen), None):
             raise BadInput(missing)
-        if sum(counts) == 0:
+        self.counts = counts
+        self.places = [(file, block) for file, of_file in enumerate(counts) for block in range(len(of_file))]
+        records = list(chain.from_iterable(counts))
+        if sum(records) == 0:
             raise BadInput(f"{self._name}: empty, there must be at least one record")
         if cached_blocks < 1:
             raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
-        self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.shuffle_block = max(counts)
+        self._starts = np.concatenate([[0], np.cumsum(records)]).astype(np.int64)
+        self.shuffle_block = max(records)
         self._cached_blocks = cached_blocks
         self.feed(ModelInputs())
 
@@ -118,6 +107,10 @@ class BlockReader(Reader):
         self._kinds: dict[str, Column] | None = None
         self._decoded: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
+
+    def before(self, file: int, block: int) -> int:
+        """Records of a file before one of its blocks."""
+        return sum(self.counts[file][:block])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -139,8 +132,8 @@ class BlockReader(Reader):
         """
 
     @abstractmethod
-    def read_block(self, block: int) -> Decoded:
-        """Reads a block, with the columns of files alone.
+    def read_block(self, file: int, block: int) -> tuple[pa.Table, Place]:
+        """Reads a block of a file, with the columns of files alone; and where its records are.
 
         Raises:
             BadInput: the source has changed or is malformed.
@@ -171,19 +164,19 @@ class BlockReader(Reader):
     def _decode(self, block: int) -> Block:
         if self._kinds is None:
             self._kinds = {name: self._column(name) for name in self._columns}
-        found = self.read_block(block)
-        folders, arrays = dict(found.file.partitions), Block()
+        file, table, place = self.files[self.places[block][0]], *self.read_block(*self.places[block])
+        folders, arrays = dict(file.partitions), Block()
         for name, column in self._kinds.items():
             if name in self._inside:
-                arrays[name] = to_array(found.table.column(name), column, At(name, found.place))
+                arrays[name] = to_array(table.column(name), column, At(name, place))
             if name in folders:
-                values = pa.repeat(pa.scalar(folders[name], pa.string()), found.table.num_rows)
-                of_folder = to_array(values, column, At(name, lambda _: f"{found.file}: the folder's name"))
+                values = pa.repeat(pa.scalar(folders[name], pa.string()), table.num_rows)
+                of_folder = to_array(values, column, At(name, lambda _: f"{file}: the folder's name"))
                 other = np.flatnonzero(arrays.setdefault(name, of_folder) != of_folder)
                 if other.size:
                     value = np.asarray(arrays[name]).tolist()[other[0]]
                     raise BadInput(
-                        f"{found.place(int(other[0]))}: column {name!r}: {value!r}, and its folder is "
+                        f"{place(int(other[0]))}: column {name!r}: {value!r}, and its folder is "
                         f"{name}={folders[name]}; rename one of the two"
                     )
         return arrays
