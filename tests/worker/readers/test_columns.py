@@ -4,7 +4,6 @@ import decimal
 import gzip
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.batch.reader import Batch, ModelInputs
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from tests.contracts.readers import listed
 from tests.untyped import Keyword
 
 
@@ -31,13 +30,6 @@ def parquet(folder: Path, files: object, want: str = "", **options: Keyword) -> 
     reader = ParquetReader(folder / "*.parquet", **options)
     read = reader.for_inputs(ModelInputs({"c": want}, own_step=False)) if want else reader
     return read.take(np.arange(len(reader)))
-
-
-def listed(values: Any) -> Any:
-    if not isinstance(values, RaggedArray):
-        return values.tolist()
-    inner = listed(values.values)
-    return [inner[start:stop] for start, stop in zip(values.splits[:-1], values.splits[1:], strict=True)]
 
 
 def arrow(values: object, kind: object = None) -> pa.Array:
