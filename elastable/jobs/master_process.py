@@ -2,11 +2,10 @@
 
 import logging
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -22,7 +21,6 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.pins import PinKeeper
 from elastable.embedding_store.errors import CheckpointError, ElastableError, JobFailed, StaleVersion, Unsupported
-from elastable.embedding_store.option import command_words
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, servers_url
@@ -35,7 +33,7 @@ from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.engines.engine import LocalEngine, Processes
 from elastable.jobs.engines.roles import StoreAccess, start_stores, start_workers, store_options
 from elastable.jobs.job_hooks import JobHooks
-from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
+from elastable.jobs.options import JobOptions, resume_command
 from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.servers.finding import find_servers, server_now
 from elastable.jobs.store_watch import StoreHealth
@@ -142,10 +140,8 @@ def run_job(options: JobOptions, console: Console) -> int:
         held.enter_context(stopping_on_signals(master.stop, console))
         if options.own_workers and not options.works_here:
             environment = {**access.environment, **({} if stores_access is None else stores_access.workers)}
-            worker = _worker_options(options, server.address)
-            job.workers = held.enter_context(
-                start_workers(LocalEngine(run.path), options.own_workers, worker, environment)
-            )
+            where = str(Address.parse(server.address).for_this_host())  # a certificate names hosts; 0.0.0.0 is none
+            job.workers = held.enter_context(start_workers(LocalEngine(run.path), options, environment, where))
         if isinstance(servers := prepared.store, StoreServers):
             if stores is None:  # one that is not reached is looked for where `--stores` says that it is by now
                 servers.follow(lambda number: server_now(options.stores, number, servers.address.split(",")))
@@ -185,16 +181,6 @@ def _master(options: JobOptions, prepared: PreparedJob) -> Master:
     train = prepared.readers.get(TaskKind.TRAIN)
     events = train if isinstance(train, EventReader) else None
     return Master(*parts, start=prepared.progress, options=settings, events=events)
-
-
-def _worker_options(options: JobOptions, address: str) -> WorkerOptions:
-    return WorkerOptions(
-        master=str(Address.parse(address).for_this_host()),  # a certificate names hosts, and 0.0.0.0 is none
-        model=options.model_file,
-        deadline_s=options.deadline_s,
-        transport=options.transport,
-        profile=options.profile,
-    )
 
 
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:
@@ -286,7 +272,6 @@ def _may_have_own(credentials: Credentials, where: Address, rows_elsewhere: bool
 _LEASE_S = 30.0
 _RENEW_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.5
-_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir", "continue_from", "leave_out")
 
 Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 """Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
@@ -319,11 +304,10 @@ class CheckpointWriter:
     def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
         """Begins to write the current version; call it between two commits."""
         self.wait()
-        version = progress.version
+        version, pin = progress.version, None
         try:
-            pin = None if self._outrun else self._store.pin(version, _LEASE_S)
-        except Unsupported:
-            pin = None
+            with suppress(Unsupported):
+                pin = None if self._outrun else self._store.pin(version, _LEASE_S)
         except ElastableError as error:
             self._failed(version, time.monotonic(), f", it cannot be pinned: {error}")
             return
@@ -372,14 +356,11 @@ class CheckpointWriter:
         begun = time.monotonic()
         try:
             place = write()
-        except StaleVersion as error:
-            # Training changed more rows meanwhile than may be kept: it waits for the next one.
-            self._outrun = True
-            self._failed(version, begun, f": {error}")
-        except CheckpointError as error:
-            self._failed(version, begun, f": {error}")
         except ElastableError as error:
-            self._failed(version, begun, f", the store failed: {error}")
+            # Training changed more rows meanwhile than may be kept: it waits for the next one.
+            self._outrun = isinstance(error, StaleVersion)
+            ours = isinstance(error, StaleVersion | CheckpointError)
+            self._failed(version, begun, f": {error}" if ours else f", the store failed: {error}")
         else:
             self._written(version, begun, place)
 
@@ -540,12 +521,7 @@ class JobRun:
     @property
     def resume_command(self) -> str:
         """What to type to go on with the job where it ends."""
-        if self._options.resume_command is not None:
-            return self._options.resume_command
-        shown = replace(self._options, store=redacted(self._options.store))
-        command = "train" if isinstance(shown, TrainOptions) else "master"
-        words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
-        return shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
+        return resume_command(self._options, self._checkpoints)
 
     def _show_how_to_continue(self, version: int) -> None:
         line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{self.resume_command}"

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 - these calls make fields
 
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import check_store_url
-from elastable.embedding_store.option import Option, check_options, option_fields, required, setting
+from elastable.embedding_store.option import Option, check_options, command_words, option_fields, required, setting
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.store_url import (
     STRATEGIES,
@@ -395,6 +396,19 @@ class TrainOptions(JobOptions):
     @property
     def works_here(self) -> bool:
         return self.on is None and self.own_workers == 1
+
+
+_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir", "continue_from", "leave_out")
+
+
+def resume_command(options: JobOptions, checkpoints: str | Path) -> str:
+    """What to type to go on with a job where it ended, from its newest checkpoint."""
+    if options.resume_command is not None:
+        return options.resume_command
+    shown = replace(options, store=redacted(options.store))
+    command = "train" if isinstance(shown, TrainOptions) else "master"
+    words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
+    return shlex.join([*words, "--resume", "--checkpoint-dir", str(checkpoints)])
 
 
 MODEL_SOURCE = Option(

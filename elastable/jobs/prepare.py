@@ -12,7 +12,7 @@ from elastable.assembly import Assembly, locations_of, open_places, refuse_avera
 from elastable.embedding_store.composite.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import BadInput, ModelError, NotReady, Unsupported
+from elastable.embedding_store.errors import BadInput, NotReady, Unsupported
 from elastable.embedding_store.open_store import check_store_url, operation_deadline
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS
@@ -249,8 +249,8 @@ def tables_of(model_file: Path, offload_above: int = 0) -> tuple[keras.Model, di
     """
     file = load_model_file(model_file)
     with leaving_rows_out():
-        model = make_model(file.model, lambda: _training_records(file), 0, offload_above)
-    spec = _spec_of(model, _training_records(file)) if needs_sample(model) else None
+        model = make_model(file.model, file.train_reader, 0, offload_above)
+    spec = _spec_of(model, file.train_reader()) if needs_sample(model) else None
     parts = Assembly(model, spec, 0)
     parts.find_tables()
     return model, parts.tables
@@ -258,7 +258,7 @@ def tables_of(model_file: Path, offload_above: int = 0) -> tuple[keras.Model, di
 
 def _parts(file: ModelFile, options: JobOptions) -> tuple[Reader, Assembly]:
     """The training records, and the model that the file makes."""
-    train = _training_records(file)
+    train = file.train_reader()
     model = make_model(file.model, train, options.seed, options.offload_above)
     train = for_model(train, model)
     parts = Assembly(model, _spec_of(model, train), options.seed)
@@ -268,13 +268,6 @@ def _parts(file: ModelFile, options: JobOptions) -> tuple[Reader, Assembly]:
 
 def _spec_of(model: keras.Model, train: Reader) -> BatchSpec:
     return batch_spec(sample_batch(for_model(train, model), model), model)
-
-
-def _training_records(file: ModelFile) -> Reader:
-    train = file.reader("train")
-    if train is None:
-        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
-    return train
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:

@@ -187,13 +187,9 @@ def _servers(url: str, transport: str, deadline_s: float | None) -> tuple[RowSou
 
 
 def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
-    readers: dict[TaskKind, Reader] = {}
-    for kind, split in ((TaskKind.TRAIN, "train"), (TaskKind.EVALUATE, "validation")):
-        reader = file.reader(split) if kind is TaskKind.TRAIN or job.validation_records else None
-        if reader is not None:
-            readers[kind] = reader
-    if TaskKind.TRAIN not in readers:
-        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    readers = {TaskKind.TRAIN: file.train_reader()}
+    if job.validation_records and (validation := file.reader("validation")) is not None:
+        readers[TaskKind.EVALUATE] = validation
     require_same_records(job, readers)
     return readers
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +27,8 @@ from elastable.replicas.groups.world import DEADLINE_VARIABLE
 _TERM_S = 3.0
 _TICK_S = 0.1
 _LAST_LINES_S = 1.0
+_HELLO_S = 5.0
+_LONGEST_LINE = 1 << 16  # of what a member writes
 
 
 @dataclass
@@ -37,7 +40,6 @@ class _Member:
         host: As `this_host` there.
         name: Name of its host.
         control: Its control connection; None: not connected, or closed.
-        begun_line: Bytes of an incomplete message.
         code: Exit code of its program, a signal as a negative number; None: it still runs.
         why: The error that its program reported.
         failed_at: When its failure became known; None: it has not failed.
@@ -48,7 +50,6 @@ class _Member:
     host: str = ""
     name: str = ""
     control: socket.socket | None = None
-    begun_line: bytes = b""
     code: int | None = None
     why: str = ""
     failed_at: float | None = None
@@ -92,9 +93,13 @@ class Launch:
     ) -> None:
         self._members = [_Member() for _ in range(size)]
         self._deadline_s, self._grace_s, self._hosts = deadline_s, grace_s, hosts
-        self._server = ControlServer(one_host=hosts is None)
+        self._listener = socket.create_server(("" if hosts else "127.0.0.1", 0), backlog=1024)
+        self._listener.setblocking(False)
+        self._token = secrets.token_hex(16)
+        here = own_addresses() if hosts else ("127.0.0.1",)
+        address = {ADDRESS: json.dumps([here, self._listener.getsockname()[1]]), TOKEN: self._token}
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._server.listener, selectors.EVENT_READ, None)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._began = time.monotonic()
         self._first_failure: float | None = None
         self._kill_at: float | None = None
@@ -106,7 +111,7 @@ class Launch:
             stdin=subprocess.DEVNULL,
             stdout=self._mpiexec_output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **self._server.environment, DEADLINE_VARIABLE: str(deadline_s)},
+            env={**os.environ, **address, DEADLINE_VARIABLE: str(deadline_s)},
             start_new_session=True,  # Ctrl-C reaches this process alone, which signals the members
         )
 
@@ -133,60 +138,70 @@ class Launch:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._selector.close()
-            self._server.listener.close()
+            self._listener.close()
         self._raise_failures()
 
     def _step(self) -> None:
-        for key, _ in self._selector.select(_TICK_S):
-            if key.data is None:
-                self._accept()
-            elif isinstance(key.data, RankStream):
-                if not key.data.take():
-                    self._selector.unregister(key.fileobj)
-                    key.data.connection.close()
-            else:
-                self._read(key.data)
+        self._take()
         self._end_when_due()
 
+    def _take(self) -> None:
+        """Takes what has come from members, if anything comes soon."""
+        for key, _ in self._selector.select(_TICK_S):
+            key.data()
+
     def _accept(self) -> None:
-        accepted = self._server.accept()
-        if accepted is None:
+        """The next connection, unless its first message has no valid token."""
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
             return
-        connection, hello = accepted
+        connection.settimeout(_HELLO_S)
+        hello: Message | None = None
+        with suppress(OSError, ValueError):
+            hello = json.loads(read_line(connection))
+        if not isinstance(hello, dict) or hello.get("token") != self._token:
+            connection.close()
+            return
+        connection.setblocking(False)
         rank, channel = hello["rank"], hello["channel"]
         if channel == "control":
             member = self._members[rank]
             member.pid, member.host, member.name = hello["pid"], hello["host"], hello["name"]
             member.control = connection
-            self._selector.register(connection, selectors.EVENT_READ, member)
+            take = partial(self._hear, member, _Lines(connection))
         else:
             into = sys.stdout.buffer if channel == "out" else sys.stderr.buffer
-            self._selector.register(connection, selectors.EVENT_READ, RankStream(rank, connection, into))
+            take = partial(self._show, f"[{rank}] ".encode(), into, _Lines(connection, _LONGEST_LINE))
+        self._selector.register(connection, selectors.EVENT_READ, take)
 
-    def _read(self, member: _Member) -> None:
-        assert member.control is not None
-        try:
-            piece = member.control.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            piece = b""
-        *lines, member.begun_line = (member.begun_line + piece).split(b"\n")
-        for line in lines:
+    def _show(self, prefix: bytes, into: BinaryIO, written: "_Lines") -> None:
+        """Shows what a member has written, line by line with its rank."""
+        for line in written.come():
+            into.write(prefix + line + b"\n")
+        into.flush()
+        if written.ended:
+            self._close(written.connection)
+
+    def _hear(self, member: _Member, messages: "_Lines") -> None:
+        for line in messages.come():
             end = json.loads(line)
             member.code, member.why = end["ended"], end["why"]
-        if not piece:
+        if messages.ended:
             self._drop(member)
-        if (not piece and member.code is None) or member.code:
+        if (messages.ended and member.code is None) or member.code:
             now = time.monotonic()
             member.failed_at = now if member.failed_at is None else member.failed_at
             self._first_failure = now if self._first_failure is None else self._first_failure
 
     def _drop(self, member: _Member) -> None:
         if member.control is not None:
-            self._selector.unregister(member.control)
-            member.control.close()
+            self._close(member.control)
             member.control = None
+
+    def _close(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled += 1
@@ -224,9 +239,7 @@ class Launch:
         self._end_running(signal.SIGKILL)
         end = time.monotonic() + _TERM_S
         while not self._killed and time.monotonic() < end and any(member.running for member in self._members):
-            for key, _ in self._selector.select(_TICK_S):
-                if isinstance(key.data, _Member):
-                    self._read(key.data)
+            self._take()
         self._killed = True
 
     def _release(self) -> None:
@@ -277,79 +290,28 @@ def _command(size: int, hosts: str | None) -> Sequence[str]:
     return [*command, "-hosts", hosts] if hosts else command
 
 
-# What replicas write, shown line by line with the rank that wrote it
-
-
-_LONGEST_LINE = 1 << 16
-
-
-class RankStream:
-    """One stream of one member.
+class _Lines:
+    """The lines that come over a connection.
 
     Args:
-        connection: Where its bytes come from.
-        into: Where its lines go.
+        longest: Bytes after which a line is cut; 0: none is.
     """
 
-    def __init__(self, rank: int, connection: socket.socket, into: BinaryIO) -> None:
-        self.connection = connection
-        self._prefix = f"[{rank}] ".encode()
-        self._into = into
-        self._begun = b""
+    def __init__(self, connection: socket.socket, longest: int = 0) -> None:
+        self.connection, self._longest = connection, longest
+        self._begun, self.ended = b"", False
 
-    def take(self) -> bool:
-        """Shows what has come; whether more can come."""
+    def come(self) -> list[bytes]:
+        """Those that have come, once the connection can be read; at its end also what is left."""
         try:
             piece = self.connection.recv(1 << 16)
-        except TimeoutError:
-            return True
+        except BlockingIOError:
+            return []
         except OSError:
             piece = b""
+        self.ended = not piece
         *lines, self._begun = (self._begun + piece).split(b"\n")
-        if self._begun and (not piece or len(self._begun) > _LONGEST_LINE):
+        if self._begun and self._longest and (self.ended or len(self._begun) > self._longest):
             lines.append(self._begun)
             self._begun = b""
-        for line in lines:
-            self._into.write(self._prefix + line + b"\n")
-        self._into.flush()
-        return bool(piece)
-
-
-# The server to which the members of a replica group report; it runs in the `elastable replicas` that started them
-
-
-_HELLO_S = 5.0
-
-
-class ControlServer:
-    """A listening socket; connections without the token are closed.
-
-    Args:
-        one_host: All members are on this host: only local connections are accepted.
-    """
-
-    def __init__(self, one_host: bool) -> None:
-        self.listener = socket.create_server(("127.0.0.1" if one_host else "", 0), backlog=1024)
-        self.listener.setblocking(False)
-        self._hosts = ("127.0.0.1",) if one_host else own_addresses()
-        self._token = secrets.token_hex(16)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that a member needs to connect."""
-        return {ADDRESS: json.dumps([self._hosts, self.listener.getsockname()[1]]), TOKEN: self._token}
-
-    def accept(self) -> tuple[socket.socket, Message] | None:
-        """The next connection and its first message; None: there is none, or it has no valid token."""
-        try:
-            connection, _ = self.listener.accept()
-        except BlockingIOError:
-            return None
-        connection.settimeout(_HELLO_S)
-        with suppress(OSError, ValueError):
-            hello = json.loads(read_line(connection))
-            if isinstance(hello, dict) and hello.get("token") == self._token:
-                connection.setblocking(False)
-                return connection, hello
-        connection.close()
-        return None
+        return lines

@@ -6,6 +6,7 @@ A new reader is a line in `READERS`; one of files is also a `Format`, which is m
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import ray
 import ray.data
 import tensorflow as tf
 
+from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
@@ -229,6 +231,20 @@ LISTS: dict[str, Make] = {
 }
 """Readers whose records may be lists of different lengths."""
 READERS: dict[str, Make] = {**FILES, **LISTS, "mapped": _mapped, "tfrecord": _tfrecord}
+
+
+def listed(values: Any) -> Any:
+    """The records as lists, bytes as `str` where they are UTF-8."""
+    if isinstance(values, RaggedArray):
+        inner = listed(values.values)
+        return [inner[start:stop] for start, stop in zip(values.splits[:-1], values.splits[1:], strict=True)]
+    return [_text(value) for value in np.asarray(values).tolist()]
+
+
+def _text(value: object) -> object:
+    with suppress(AttributeError, UnicodeDecodeError):
+        return value.decode()  # type: ignore[attr-defined]
+    return value
 
 
 def reader_of(make: Make, folder: Path, table: Table, inputs: Mapping[str, str], **options: Keyword) -> Reader:

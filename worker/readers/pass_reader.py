@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Array, Float32, Int64
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays, named_parts, records_of
 from elastable.worker.readers.batch.ragged import taken
@@ -159,14 +159,12 @@ class ClassWeightReader(Reader):
 
     def _weighted(self, batch: Batch) -> Batch:
         x, y = batch
-        return x, y, self._weights_of(np.asarray(y))
-
-    def _weights_of(self, y: Array) -> Float32:
-        if y.ndim > 1:
-            y = y[..., 0] if y.shape[-1] == 1 else np.argmax(y, axis=-1)
-        classes, inverse = np.unique(np.round(y).astype(np.int32), return_inverse=True)
+        of = np.asarray(y)
+        if of.ndim > 1:
+            of = of[..., 0] if of.shape[-1] == 1 else np.argmax(of, axis=-1)
+        classes, inverse = np.unique(np.round(of).astype(np.int32), return_inverse=True)
         weights = np.array([self._weights.get(int(number), 1.0) for number in classes], np.float32)
-        return weights[inverse].reshape(y.shape)
+        return x, y, weights[inverse].reshape(of.shape)
 
 
 def _require_one_target(batch: Batch) -> None:
@@ -219,6 +217,7 @@ class PassReader(StreamReader):
         self._later = _StreamBatches(
             later, self.name, lambda number: f"batch {number % each} of pass {number // each + 1}"
         )
+        self._pass = 0
 
     def __len__(self) -> int:
         """The number of records in a pass, as closely as batches of `batch_records` allow."""
@@ -226,32 +225,18 @@ class PassReader(StreamReader):
         return max(full - self.batch_records + 1, min(full, sum(self.sizes)))
 
     def of_pass(self, number: int) -> Reader:
-        return self if number <= self._first_pass else _Later(self, self._later, number - self._first_pass - 1)
+        its = copy(self)
+        its._pass = max(0, number - self._first_pass)
+        return its
 
     def batch(self, number: int) -> Batch:
+        if self._pass:
+            return self._later.batch((self._pass - 1) * len(self.sizes) + number)
         start = sum(self.sizes[:number])
         return self.take(np.arange(start, start + self.sizes[number], dtype=np.int64))
 
     def _opened(self, batches: object, count: int | None) -> Iterator[object]:
         return self._first
-
-
-class _Later(Reader):
-    """One pass of a stream after the first: `batches` of it."""
-
-    def __init__(self, whole: "PassReader | EndlessReader", stream: "_StreamBatches", number: int) -> None:
-        self._whole, self._stream = whole, stream
-        self.batches = whole.batches
-        self._start = number * int(whole.batches or 0)
-
-    def __len__(self) -> int:
-        return len(self._whole)
-
-    def take(self, indices: Int64) -> Batch:
-        raise BadInput("a stream gives whole batches alone")  # never called, because `batches` is set
-
-    def batch(self, number: int) -> Batch:
-        return self._stream.batch(self._start + number)
 
 
 class _StreamBatches:
@@ -359,7 +344,7 @@ class EndlessReader(Reader):
 
     def __init__(self, batches: object, steps_per_epoch: int, first_epoch: int = 0) -> None:
         name = type(batches).__name__
-        self.batches, self._first_epoch = steps_per_epoch, first_epoch
+        self.batches, self._first_epoch, self._start = steps_per_epoch, first_epoch, 0
         stream = _without_end(batches_of(batches, None, endless=True), name)
         self._stream = _StreamBatches(stream, name, "batch {}".format)
         self._first = self._stream.batch(0)
@@ -371,10 +356,12 @@ class EndlessReader(Reader):
 
     def of_pass(self, number: int) -> Reader:
         """The records of epoch `number`."""
-        return _Later(self, self._stream, max(0, number - self._first_epoch))
+        its = copy(self)
+        its._start = max(0, number - self._first_epoch) * int(self.batches or 0)
+        return its
 
     def batch(self, number: int) -> Batch:
-        return self._stream.batch(number)
+        return self._stream.batch(self._start + number)
 
     def take(self, indices: Int64) -> Batch:
         """Records of the first batch, which show what the others are like."""

@@ -4,9 +4,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from itertools import count as counted
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -20,107 +20,108 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-# One array of a stream's records: appended batch by batch to unnamed files, then read at random
-
-
 _TEXT = "SUO"
 
 
 class _Spool:
-    """Appends `[n, ...]` parts of one array; `finish` makes it readable.
+    """Appends the records of one leaf to unnamed files; `finish` makes them readable.
 
-    Numbers keep their dtype, strings are stored as UTF-8 or bytes, one after another, with their
-    lengths. Files are unlinked at once, so nothing is left when the process ends.
+    Numbers keep their dtype. Lists are their lengths and their elements, each a spool; so are strings, of bytes in
+    UTF-8. Files are unlinked at once, so nothing is left when the process ends.
 
     Args:
         name: Its name in errors, such as "x['user']".
-        first: One of the parts: all have its dtype, and its shape but for the first axis.
-
-    Attributes:
-        bytes: Written so far.
+        first: Records of the first batch: all are of its kind and dtype, and have its shape but for the first axis.
     """
 
-    def __init__(self, name: str, folder: Path, first: Array) -> None:
-        self._name, self._folder = name, folder
-        self._shape = first.shape[1:]
-        self._text = first.dtype.kind in _TEXT
-        self._decodes = first.dtype.kind == "U" or (first.dtype.kind == "O" and isinstance(next(first.flat, b""), str))
-        self._dtype = np.dtype(np.uint8) if self._text else _kept(first.dtype)
-        self._given = first.dtype
-        self.bytes = self._text_bytes = 0
-        self._file: IO[bytes] = self._new_file()
-        self._lengths: IO[bytes] | None = self._new_file() if self._text else None
-        self._values: Array = np.empty(0, self._dtype)
-        self._starts: Int64 = np.zeros(1, np.int64)
+    def __init__(self, name: str, folder: Path, first: Leaf) -> None:
+        self._name, self._folder, self._dtype = name, folder, first.dtype
+        self._kind, self._text = _kind_of(first), isinstance(first, np.ndarray) and first.dtype.kind in _TEXT
+        self._shape: tuple[int, ...] = first.shape[1:] if isinstance(first, np.ndarray) else ()
+        self._shape = first.shape if isinstance(first, SparseArray) else self._shape
+        self._width = int(np.prod(self._shape, dtype=np.int64)) if self._text else 1  # strings of a record
+        self._decodes = isinstance(first, np.ndarray) and isinstance(next(first.flat, b""), str)
+        self._bytes = 0
+        self._inside = [_Spool(name, folder, part) for part in _inside(first)]
+        self._file = None if self._inside else self._new_file()
+        self._values: Array = np.empty(0)
+        self._splits: Int64 = np.zeros(1, np.int64)
 
     def append(self, part: Leaf) -> None:
         """Appends `[n, ...]` records.
 
         Raises:
-            BadInput: no array, another shape or dtype than before, or no room on the disk.
+            BadInput: another kind of records, another shape or dtype than before, or no room on the disk.
         """
-        if not isinstance(part, np.ndarray):
-            raise BadInput(f"{self._name} is a {type(part).__name__}, and was an array before; make all batches alike")
+        if _kind_of(part) != self._kind:
+            raise BadInput(
+                f"{self._name} is a {type(part).__name__}, and was {self._kind} before; make all batches alike"
+            )
+        if isinstance(part, np.ndarray):
+            self._require_alike(part)
+        elif isinstance(part, SparseArray):  # batches made of ragged ones are as wide as their longest record
+            self._shape = tuple(map(max, self._shape, part.shape))
+        for spool, elements in zip(self._inside, _inside(part), strict=True):
+            spool.append(elements)
+        if self._file is not None and isinstance(part, np.ndarray):
+            values = np.ascontiguousarray(part, self._dtype.newbyteorder("="))
+            with self._disk_errors():
+                self._file.write(values.reshape(-1).view(np.uint8).data)
+            self._bytes += values.nbytes
+
+    def _require_alike(self, part: Array) -> None:
         if part.shape[1:] != self._shape:
             raise BadInput(
                 f"{self._name} has records of shape {list(part.shape[1:])}, those before {list(self._shape)}; "
                 "make them ragged, or pad them to one shape"
             )
-        if self._text:
-            self._append_text(part)
-            return
-        if not self.bytes and part.dtype.kind == self._dtype.kind == "f":
-            self._dtype = _kept(part.dtype)  # records without elements have said nothing
-        kept = self._dtype
-        widens = part.dtype.kind == kept.kind == "f" and part.dtype.itemsize < kept.itemsize
-        if _kept(part.dtype) != kept and not widens:
-            raise BadInput(f"{self._name} is {part.dtype}, and was {self._given} before; cast it to one dtype")
-        self._write(self._file, np.ascontiguousarray(part, self._dtype))
+        kept, found = self._dtype.newbyteorder("="), part.dtype.newbyteorder("=")
+        floats = found.kind == kept.kind == "f"
+        if floats and not self._bytes:
+            self._dtype = kept = found  # records without elements have said nothing
+        fits = found.kind in _TEXT if self._text else found == kept or (floats and found.itemsize < kept.itemsize)
+        if not fits:
+            before = "strings" if self._text else self._dtype
+            raise BadInput(f"{self._name} is {part.dtype}, and was {before} before; cast it to one dtype")
 
     def finish(self, records: int) -> None:
         """Ends writing; from now on `take` may be called."""
-        with self._disk_errors():
-            self._file.flush()
-            if self._lengths is not None:
-                self._lengths.flush()
-        if self._lengths is None:
-            self._values = _mapped(self._file, self._dtype, (records, *self._shape))
-        else:
-            values = records * int(np.prod(self._shape, dtype=np.int64))
-            self._values = _mapped(self._file, self._dtype, (self._text_bytes,))
-            self._starts = np.concatenate(([0], np.cumsum(_mapped(self._lengths, np.dtype(np.int64), (values,)))))
+        if self._file is not None:
+            with self._disk_errors():
+                self._file.flush()
+            shape, dtype = (records, *self._shape), self._dtype.newbyteorder("=")
+            self._values = np.empty(shape, dtype) if 0 in shape else np.memmap(self._file, dtype, "r", shape=shape)
+            return
+        lengths, *elements = self._inside
+        lengths.finish(records * self._width)
+        self._splits = splits_of(lengths._values)
+        for spool in elements:
+            spool.finish(int(self._splits[-1]))
 
     def close(self) -> None:
         """Closes the files; finished records stay readable. Calling it twice is harmless."""
-        self._file.close()
-        if self._lengths is not None:
-            self._lengths.close()
+        for spool in self._inside:
+            spool.close()
+        if self._file is not None:
+            self._file.close()
 
-    def take(self, rows: Int64) -> Array:
-        """Copies of the records at `rows` int64 `[n]`: `[n, ...]`, strings as objects."""
-        if not self._text:
+    def take(self, rows: Int64) -> Leaf:
+        """Copies of the records at `rows` int64 `[n]`; strings are `[n, ...]` objects."""
+        if self._file is not None:
             return np.asarray(self._values[rows])
-        width = int(np.prod(self._shape, dtype=np.int64))
-        wanted = (rows[:, None] * width + np.arange(width)).reshape(-1)
-        taken = np.empty(len(wanted), object)
-        for place, at in enumerate(wanted.tolist()):
-            text = self._values[self._starts[at] : self._starts[at + 1]].tobytes()
-            taken[place] = text.decode() if self._decodes else text
-        return taken.reshape(len(rows), *self._shape)
-
-    def _append_text(self, part: Array) -> None:
-        if part.dtype.kind not in _TEXT:
-            raise BadInput(f"{self._name} is {part.dtype}, and was strings before; cast it to one dtype")
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in part.reshape(-1).tolist()]
-        assert self._lengths is not None
-        self._write(self._lengths, np.array([len(text) for text in texts], np.int64))
-        self._write(self._file, np.frombuffer(b"".join(texts), np.uint8))
-        self._text_bytes += sum(map(len, texts))
-
-    def _write(self, file: IO[bytes], values: Array) -> None:
-        with self._disk_errors():
-            file.write(values.reshape(-1).view(np.uint8).data)
-        self.bytes += values.nbytes
+        wanted = (rows[:, None] * self._width + np.arange(self._width)).reshape(-1)
+        starts = self._splits[wanted]
+        lengths = self._splits[wanted + 1] - starts
+        elements: list[Any] = [spool.take(ranges(starts, lengths)) for spool in self._inside[1:]]
+        if not self._text:
+            if self._kind == _RAGGED:
+                return RaggedArray.of_lengths(elements[0], lengths)
+            return SparseArray(elements[0], elements[1], splits_of(lengths), self._shape)
+        content, splits = elements[0].tobytes(), splits_of(lengths).tolist()
+        texts = [content[start:stop] for start, stop in pairwise(splits)]
+        made = np.empty(len(texts), object)
+        made[:] = [text.decode() for text in texts] if self._decodes else texts
+        return made.reshape(len(rows), *self._shape)
 
     def _new_file(self) -> IO[bytes]:
         try:
@@ -134,20 +135,30 @@ class _Spool:
             yield
         except OSError as error:
             raise BadInput(
-                f"{self._name}: {error.strerror or error} after {self.bytes:,} bytes in folder {str(self._folder)!r}; "
+                f"{self._name}: {error.strerror or error} after {self._bytes:,} bytes in folder {str(self._folder)!r}; "
                 "name one with more room"
             ) from error
 
 
-def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The stored dtype of numbers: their own, in this machine's order of bytes."""
-    return dtype.newbyteorder("=")
+_RAGGED = "ragged"
 
 
-def _mapped(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    return np.memmap(file, dtype, "r", shape=shape)
+def _kind_of(leaf: Leaf) -> str:
+    if isinstance(leaf, np.ndarray):
+        return "an array"
+    return _RAGGED if isinstance(leaf, RaggedArray) else f"sparse of {len(leaf.shape) + 1} axes"
+
+
+def _inside(leaf: Leaf) -> tuple[Array | RaggedArray, ...]:
+    """What records of lists or strings are made of: lengths `[n]`, and elements; nothing for numbers."""
+    if isinstance(leaf, RaggedArray):
+        return np.diff(leaf.splits), leaf.values
+    if isinstance(leaf, SparseArray):
+        return np.diff(leaf.splits), leaf.indices, leaf.values
+    if leaf.dtype.kind not in _TEXT:
+        return ()
+    texts = [text.encode() if isinstance(text, str) else bytes(text) for text in leaf.reshape(-1).tolist()]
+    return np.array([len(text) for text in texts], np.int64), np.frombuffer(b"".join(texts), np.uint8)
 
 
 _STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
@@ -201,7 +212,7 @@ class StreamReader(Reader):
         self._records = self.batch_records = 0
         self.sizes: list[int] = []
         place = Path(tempfile.gettempdir() if folder is None else folder)
-        self._spools: dict[str, _AnySpool] = {}
+        self._spools: dict[str, _Spool] = {}
         self._like: Batch = ()
         try:
             for number, batch in enumerate(islice(self._opened(batches, count), count)):
@@ -228,7 +239,6 @@ class StreamReader(Reader):
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
     def _opened(self, batches: object, count: int | None) -> Iterator[object]:
-        """The batches to read."""
         return batches_of(batches, count)
 
     def _append(self, batch: object, folder: Path) -> None:
@@ -238,7 +248,7 @@ class StreamReader(Reader):
         if not self._spools:
             self.batch_records = size
             self._like = tuple(map_arrays(lambda _: None, part) for part in parts)
-            self._spools = {name: _spool_for(name, folder, array) for name, array in leaves}
+            self._spools = {name: _Spool(name, folder, array) for name, array in leaves}
         found = dict(leaves)
         if found.keys() != self._spools.keys():
             raise BadInput(f"it holds {', '.join(found)}, and the batches before held {', '.join(self._spools)}")
@@ -329,63 +339,3 @@ def batch_parts(batch: object) -> tuple[object, ...]:
     if not 1 <= len(parts) <= 3:
         raise BadInput(f"a tuple of {len(parts)}; batches are x, (x, y) or (x, y, sample_weight)")
     return parts
-
-
-# Spools of ragged and sparse records: the length of each, and the elements of all
-
-
-class _ListSpool:
-    """Records that are lists: how long each is, and spools of the elements of all."""
-
-    def __init__(self, name: str, folder: Path, first: RaggedArray | SparseArray) -> None:
-        self._name = name
-        self._shape = first.shape if isinstance(first, SparseArray) else None
-        self._elements = [_spool_for(name, folder, part) for part in _elements_of(first)]
-        self._lengths = _Spool(name, folder, np.empty(0, np.int64))
-        self._splits: Int64 = np.zeros(1, np.int64)
-
-    def append(self, part: Leaf) -> None:
-        if self._shape is None and not isinstance(part, RaggedArray):
-            self._refuse(part, "ragged")
-        if self._shape is not None:
-            if not isinstance(part, SparseArray) or len(part.shape) != len(self._shape):
-                self._refuse(part, f"sparse of {len(self._shape) + 1} axes")
-            # Batches made of ragged ones are as wide as their longest record.
-            self._shape = tuple(map(max, self._shape, part.shape))
-        assert not isinstance(part, np.ndarray)
-        for spool, elements in zip(self._elements, _elements_of(part), strict=True):
-            spool.append(elements)
-        self._lengths.append(np.diff(part.splits))
-
-    def _refuse(self, part: Leaf, before: str) -> NoReturn:
-        raise BadInput(f"{self._name} is a {type(part).__name__}, and was {before} before; make all batches alike")
-
-    def finish(self, records: int) -> None:
-        self._lengths.finish(records)
-        self._splits = splits_of(self._lengths.take(np.arange(records, dtype=np.int64)))
-        for spool in self._elements:
-            spool.finish(int(self._splits[-1]))
-
-    def close(self) -> None:
-        for spool in (self._lengths, *self._elements):
-            spool.close()
-
-    def take(self, rows: Int64) -> RaggedArray | SparseArray:
-        starts = self._splits[rows]
-        lengths = self._splits[rows + 1] - starts
-        elements: list[Any] = [spool.take(ranges(starts, lengths)) for spool in self._elements]
-        if self._shape is None:
-            return RaggedArray.of_lengths(elements[0], lengths)
-        return SparseArray(elements[0], elements[1], splits_of(lengths), self._shape)
-
-
-_AnySpool: TypeAlias = _Spool | _ListSpool
-
-
-def _elements_of(lists: RaggedArray | SparseArray) -> tuple[Array | RaggedArray, ...]:
-    return (lists.values,) if isinstance(lists, RaggedArray) else (lists.indices, lists.values)
-
-
-def _spool_for(name: str, folder: Path, first: Leaf) -> _AnySpool:
-    """An empty spool for records like those of `first`; raises `BadInput` if nothing can be written in `folder`."""
-    return _Spool(name, folder, first) if isinstance(first, np.ndarray) else _ListSpool(name, folder, first)

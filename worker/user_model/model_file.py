@@ -59,6 +59,12 @@ class ModelFile:
         except BadInput as error:
             raise type(error)(f"{self.path}: data({split!r}): {error}") from error
 
+    def train_reader(self) -> Reader:
+        """The records to train on. Raises as `reader`, and `ModelError` where there are none."""
+        if (train := self.reader("train")) is None:
+            raise ModelError(f"{self.path}: data('train') returned None; there is nothing to train on")
+        return train
+
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """The Keras callbacks, if the file defines any.
 

@@ -2,7 +2,6 @@
 
 import codecs
 import os
-import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,12 @@ from elastable.embedding_store.wire.access.credentials import GIVEN_TOKEN, Crede
 from elastable.jobs.engines.engine import Command, Engine, Processes
 from elastable.jobs.engines.ray_actors import RayEngine, RoleNeeds, is_local
 from elastable.jobs.engines.roles import StoreAccess, start_stores, start_workers, store_options
-from elastable.jobs.options import JobOptions, TrainOptions, WorkerOptions
+from elastable.jobs.options import JobOptions, TrainOptions, resume_command
 from elastable.process.exit_codes import ExitCode
 from elastable.process.stopping import OUTPUT_CLOSED, OutputConsole, stopping_on_signals
 
 _MASTER_LEAVE_S, _MASTER_END_S = 30.0, 30.0
 _LOOK_EVERY_S = 0.2
-_STARTING = ("resume", "rerun", "overwrite", "take_over")
 _PASSED_ON = ("ELASTABLE_", "KERAS_", "OTEL_", "TF_", "JAX_", "XLA_")
 
 
@@ -68,7 +66,7 @@ def _placed(options: TrainOptions, here: bool, model: Path, home: Path) -> Train
     if not here and where.is_loopback:
         where = replace(where, host="0.0.0.0")
     Credentials.from_environment().for_server(where, options.insecure)
-    started = options if options.resume_command else replace(options, resume_command=_resume_command(options, home))
+    started = replace(options, resume_command=resume_command(options, options.checkpoint_dir or home / "checkpoints"))
     paths: dict[str, Any] = {
         name: _from_root(value)
         for name in ("locations", "warm_start", "checkpoint_dir", "run_dir", "profile")
@@ -80,12 +78,6 @@ def _placed(options: TrainOptions, here: bool, model: Path, home: Path) -> Train
 
 def _from_root(path: str | Path) -> str | Path:
     return path if "://" in str(path) else Path(path).resolve()
-
-
-def _resume_command(options: TrainOptions, home: Path) -> str:
-    kept = command_words(options, leave_out=(*_STARTING, "checkpoint_dir"))
-    folder = options.checkpoint_dir or home / "checkpoints"
-    return shlex.join(["elastable", "train", *kept, "--resume", "--checkpoint-dir", str(folder)])
 
 
 class _JobOnEngine:
@@ -103,14 +95,6 @@ class _JobOnEngine:
         """The exit code of the job."""
         options = self._options
         servers, workers = self._environments()
-        worker = WorkerOptions(
-            master="file:///by-the-engine",
-            model=options.model_file,
-            deadline_s=options.deadline_s,
-            transport=options.transport,
-            profile=options.profile,
-            insecure=options.insecure,
-        )
         with ExitStack() as held:
             stores = None
             if options.local_stores:
@@ -120,9 +104,7 @@ class _JobOnEngine:
             master = held.enter_context(started)
             held.enter_context(stopping_on_signals(self._stop, self._console))
             others = [] if stores is None else [stores]
-            others.append(
-                held.enter_context(start_workers(self._engine, options.own_workers, worker, workers, by_file=True))
-            )
+            others.append(held.enter_context(start_workers(self._engine, options, workers)))
             return self._until_the_end(master, stores, others)
 
     def _environments(self) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -35,18 +35,25 @@ def start_stores(engine: Engine, count: int, options: StoreServerOptions, enviro
 
 
 def start_workers(
-    engine: Engine, count: int, options: WorkerOptions, environment: Mapping[str, str], by_file: bool = False
+    engine: Engine, options: JobOptions, environment: Mapping[str, str], master: str | None = None
 ) -> Processes:
     """Starts the workers of a job.
 
     Args:
-        count: Of them.
-        options: Of each; the first alone makes a profile, as two profilers of one host would write to one file.
+        options: Of the job.
         environment: As of `Command`.
-        by_file: Whether the master's address is written into a file (`Processes.tell`), and is not that of the options.
+        master: The master's address; None: it is written into a file once it is known (`Processes.tell`).
     """
-    left_out, peers = (("master",), {"--master": "master"}) if by_file else ((), {})
-    each = [options, *[replace(options, profile=None)] * (count - 1)]
+    first = WorkerOptions(
+        master=master or "file:///by-the-engine",
+        model=options.model_file,
+        deadline_s=options.deadline_s,
+        transport=options.transport,
+        profile=options.profile,
+    )
+    left_out, peers = (("master",), {"--master": "master"}) if master is None else ((), {})
+    # The first alone makes a profile: two profilers of one host would write to one file.
+    each = [first, *[replace(first, profile=None)] * (options.own_workers - 1)]
     commands = [Command(["worker", *command_words(of, left_out)], (), peers, environment) for of in each]
     return engine.start("worker", commands, _WORKERS_LEAVE_S, _WORKERS_END_S)
 

@@ -18,7 +18,7 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.open_store import check_store_url, open_store
 from elastable.embedding_store.support.store_url import MemoryUrl, file_folder
 from elastable.embedding_store.tiers.redis.url import redacted
-from elastable.jobs.resuming.resume import Beginning, finished
+from elastable.jobs.resuming.resume import Beginning, finished, require_record_of
 from elastable.jobs.store_watch import refuse_live_owner
 from elastable.master.api import Tensor
 from elastable.master.backend.contract import backend
@@ -72,19 +72,17 @@ def _of_checkpoint(saved: Checkpoint) -> EndedJob:
 
 def _of_store(store: EmbeddingStore, address: str, held: EmbeddingStore | None = None) -> EndedJob:
     """Raises `BadInput` where the store holds no version of a job."""
-    record = None
+    place, record = redacted(address), None
     if store.keeps_records:
         store.recover()  # an interrupted commit
         record = store.record()
     if record is None:
-        raise BadInput(f"continue from {redacted(address)}: the store there holds no version of a job, with its record")
+        raise BadInput(f"continue from {place}: the store there holds no version of a job, with its record")
     found = VersionRecord.from_bytes(record)
-    if found.progress.version != store.version():
-        raise BadInput(
-            f"continue from {redacted(address)}: the store is at version {store.version()}, and its record of version "
-            f"{found.progress.version}: who else writes there?"
-        )
-    place = redacted(address)
+    try:
+        require_record_of(store, found)
+    except BadInput as error:
+        raise BadInput(f"continue from {place}: {error}") from error
     return EndedJob(
         place, found.job, found.progress, found.dense, store.specs(), store.scan, store.table_state, held=held
     )

@@ -195,11 +195,7 @@ class JobStart:
         if recorded is not None and _goes_on(recorded, checkpoint, overwrite):
             progress = recorded.progress
             refuse_other_job("the job in the store", recorded.job, self.job)
-            if progress.version != store.version():
-                raise BadInput(
-                    f"the store is at version {store.version()} and its record of version {progress.version}: who else "
-                    "writes there?"
-                )
+            require_record_of(store, recorded)
             # They are there; one with another spec is refused.
             create_tables(store, self._seeded_as_there(recorded.job, store.specs()))
             dense.restore(recorded.dense)
@@ -271,6 +267,15 @@ def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, overwrite: 
         f"the store holds job {there} at version {standing.progress.version}, and {checkpoint.address} is of job "
         f"{saved}: with --overwrite the checkpoint takes the store's place; or use another ?namespace="
     )
+
+
+def require_record_of(store: EmbeddingStore, record: VersionRecord) -> None:
+    """Raises `BadInput` where a store's record is not of the version that the store is at."""
+    if record.progress.version != store.version():
+        raise BadInput(
+            f"the store is at version {store.version()}, and its record of version {record.progress.version}: who else "
+            "writes there?"
+        )
 
 
 _BEFORE = ("versions_before", "parts_before", "micro_batches_before")

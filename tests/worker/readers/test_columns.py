@@ -4,7 +4,6 @@ import decimal
 import gzip
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.batch.ragged import RaggedArray
 from elastable.worker.readers.batch.reader import Batch, ModelInputs
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
+from tests.contracts.readers import listed
 from tests.untyped import Keyword
 
 
@@ -31,13 +30,6 @@ def parquet(folder: Path, files: object, want: str = "", **options: Keyword) -> 
     reader = ParquetReader(folder / "*.parquet", **options)
     read = reader.for_inputs(ModelInputs({"c": want}, own_step=False)) if want else reader
     return read.take(np.arange(len(reader)))
-
-
-def listed(values: Any) -> Any:
-    if not isinstance(values, RaggedArray):
-        return values.tolist()
-    inner = listed(values.values)
-    return [inner[start:stop] for start, stop in zip(values.splits[:-1], values.splits[1:], strict=True)]
 
 
 def arrow(values: object, kind: object = None) -> pa.Array:
@@ -244,6 +236,7 @@ CSV_RIGHT = {
         "c,d\n16777217.0,1\n,2\n", "", INTEGER | {"fill_null": {"c": 0}}, [16_777_217, 0],
     ),
     "digits": (f"c\n1\n{2**63}\n", "", {"column_types": {"c": "string"}}, ["1", str(2**63)]),
+    "empty text that is filled": ("c,y\n,1\nx,2\n", "string", {"fill_null": {"c": "NA"}}, ["NA", "x"]),
     "one quoted name with a semicolon": ('"c","d;e;f"\n1,2\n', "int64", {}, [1]),
 }  # fmt: skip
 
@@ -293,6 +286,18 @@ CSV_REFUSED = {
     "a header cut by semicolons": ("c;d\n1;2\n", "int64", {}, "'c;d' is cut by ';', not by ','; say delimiter=';'"),
     "a decimal comma": ("c;d,e;f\n1;2,5;3\n", "int64", {}, "is cut by ';', not by ','; say delimiter=';'"),
     "records cut by pipes": ("1|2\n", "int64", {"column_names": ["c", "d"]}, r"line 1: .*say delimiter='\|'"),
+    "fill_null that is no dict": ("c\n1\n", "", {"fill_null": 0}, "fill_null=0: give a dict"),
+    "a type that is no name": ("c\n1\n", "", {"column_types": {"c": pa.int64()}}, "the name of an Arrow type, such as"),
+    "no type of Arrow": ("c\n1\n", "", {"column_types": {"c": "number"}}, "no Arrow type"),
+    "a long delimiter": ("c\n1\n", "", {"delimiter": ";;"}, "delimiter ';;'"),
+    "no header": ("", "", {}, "no header"),
+    "no records": ("a,b\n", "", {}, "empty, there must be at least one record"),
+    "too few fields": ("a,b\n1,2\n\n3\n", "", {}, "t.csv, line 4: .*Expected 2 columns, got 1"),
+    "too many fields": ('a,b\n1,"x\ny"\n2,z\n3,w,v\n', "", {}, "t.csv, line 5: .*Expected 2 columns, got 3"),
+    "an open quote": (
+        'a,b\n1,2\n3,"never\nclosed\n', "", {}, "t.csv, line 3: the quote opened in this record is never closed",
+    ),
+    "a header cut by tabs": ("a\tb,c\td\n1\t2,5\t3\n", "", {}, r"cut by '\\t', not by ','; say delimiter='\\t'"),
 }  # fmt: skip
 
 
@@ -336,26 +341,6 @@ def test_thousands_of_columns_are_refused_in_few_words(tmp_path: Path) -> None:
     assert len(str(message.value)) < 400
     reader = CsvReader(tmp_path / "t.csv", label="c7").for_inputs(ModelInputs({"c4999": "int64"}, own_step=False))
     assert list(reader.take(np.array([0]))[0]) == ["c4999"]
-
-
-def test_empty_text_of_a_column_that_is_filled_is_a_null(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b,y\n,,1\nx,z,2\n")
-    reader = CsvReader(str(tmp_path / "a.csv"), label="y", fill_null={"a": "NA"})
-    features, _ = reader.for_inputs(ModelInputs({"a": "string", "b": "string"})).take(np.arange(2))
-    assert [list(map(str, features[name])) for name in ("a", "b")] == [["NA", "x"], ["", "z"]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fill_null": 0}, "fill_null=0: give a dict"),
-        ({"column_types": {"a": pa.int64()}}, "column_types=.*give the name of an Arrow type, such as 'int64'"),
-    ],
-)
-def test_options_of_another_kind_are_refused(tmp_path: Path, options: dict[str, Keyword], message: str) -> None:
-    (tmp_path / "a.csv").write_text("a,y\n1,2\n")
-    with pytest.raises(BadInput, match=message):
-        CsvReader(str(tmp_path / "a.csv"), label="y", **options)
 
 
 def test_parquet_names_that_are_there_twice_or_no_utf8(tmp_path: Path) -> None:

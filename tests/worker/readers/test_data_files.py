@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -164,34 +164,11 @@ def web_server(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-@KINDS
-def test_fsspec_in_memory(kind: str) -> None:
-    memory = fsspec.filesystem("memory")
-    for name, (first, last) in FILES.items():
-        with memory.open(f"/{kind}-clicks/{name}.{kind}", "wb") as opened:
-            write(kind, table(first, last), opened)
-    holds(reader_of(kind, f"memory://{kind}-clicks"), IN_ORDER, DAYS)
-    holds(reader_of(kind, f"memory://{kind}-clicks/day=1*/*"), IN_ORDER[:17], DAYS[:17])
-    holds(reader_of(kind, f"/{kind}-clicks/day=1/a.{kind}", filesystem=memory), IN_ORDER[:6])
-    with pytest.raises(BadInput, match=r"memory://nowhere\.csv: no such file"):
-        CsvReader("memory://nowhere.csv")
-
-
 def test_what_a_file_system_raises_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = fsspec.filesystem("memory")
     monkeypatch.setattr(memory, "info", lambda path, **_: 1 / 0)
     with pytest.raises(BadInput, match=r"CSV: a/b\.csv: cannot be listed: .*division by zero"):
         CsvReader("a/b.csv", filesystem=memory)
-
-
-@KINDS
-def test_fsspec_over_http(tmp_path: Path, kind: str) -> None:
-    fill(tmp_path, kind)
-    with web_server(tmp_path) as url:
-        holds(reader_of(kind, f"{url}/day=1/a.{kind}"), IN_ORDER[:6])
-        holds(reader_of(kind, f"{url}/day=1*/*.{kind}"), IN_ORDER[:17], DAYS[:17])
-        with pytest.raises(BadInput, match=rf"nothing\.{kind}: no such file"):
-            reader_of(kind, f"{url}/nothing.{kind}")
 
 
 @pytest.fixture(scope="module")
@@ -208,18 +185,28 @@ def s3() -> Iterator[tuple[arrow_fs.S3FileSystem, str]]:
 
 
 @KINDS
-def test_an_s3_server(s3: tuple[arrow_fs.S3FileSystem, str], kind: str) -> None:
-    server, where = s3
-    bucket = f"clicks-{kind}"
-    server.create_dir(bucket)
-    for name, (first, last) in FILES.items():
-        with server.open_output_stream(f"{bucket}/train/{name}.{kind}") as opened:
-            write(kind, table(first, last), opened)
-    holds(reader_of(kind, f"s3://key:secret@{bucket}/train?{where}"), IN_ORDER, DAYS)
-    holds(reader_of(kind, f"s3://key:secret@{bucket}/train/day=1*/*.{kind}?{where}"), IN_ORDER[:17], DAYS[:17])
-    holds(reader_of(kind, f"{bucket}/train/day=1/a.{kind}", filesystem=server), IN_ORDER[:6])
-    with pytest.raises(BadInput, match=rf"s3://.*nothing\.{kind}.*: no such file"):
-        reader_of(kind, f"s3://key:secret@{bucket}/nothing.{kind}?{where}")
+@pytest.mark.parametrize("where", ["memory", "http", "s3"])
+def test_files_elsewhere(tmp_path: Path, kind: str, where: str, request: pytest.FixtureRequest) -> None:
+    fill(tmp_path, kind)
+    end, given, folder = "", dict[str, Any](), f"{kind}-clicks"
+    with ExitStack() as held:
+        if where == "http":
+            url = held.enter_context(web_server(tmp_path))
+        elif where == "memory":
+            url, given = f"memory://{folder}", {"filesystem": fsspec.filesystem("memory")}
+            given["filesystem"].put(str(tmp_path), f"/{folder}", recursive=True)
+        else:
+            server, options = request.getfixturevalue("s3")
+            server.create_dir(folder)
+            arrow_fs.copy_files(str(tmp_path), folder, destination_filesystem=server)
+            url, end, given = f"s3://key:secret@{folder}", f"?{options}", {"filesystem": server}
+        holds(reader_of(kind, f"{url}/day=1/a.{kind}{end}"), IN_ORDER[:6])
+        holds(reader_of(kind, f"{url}/day=1*/*.{kind}{end}"), IN_ORDER[:17], DAYS[:17])
+        if given:  # a web server lists no folders
+            holds(reader_of(kind, url + end), IN_ORDER, DAYS)
+            holds(reader_of(kind, f"{folder}/day=1/a.{kind}", **given), IN_ORDER[:6])
+        with pytest.raises(BadInput, match=rf"{where}://.*nothing\.{kind}.*: no such file"):
+            reader_of(kind, f"{url}/nothing.{kind}{end}")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from elastable.worker.readers.batch.reader import ModelInputs, Reader
 from elastable.worker.readers.formats.csv_reader import CsvReader
 from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.user_model.build import as_tensors
-from tests.contracts.readers import FILES, LISTS, READERS, Make, Table, reader_of
+from tests.contracts.readers import FILES, LISTS, READERS, Make, Table, listed, reader_of
 from tests.untyped import Keywords
 
 
@@ -51,14 +51,6 @@ NESTED: Table = {
 AT = r"(part-\d\.\w+, (row|line)|Ray Dataset, record) \d"
 """Where a value is, in messages."""
 ROWS = st.lists(st.integers(0, RECORDS - 1), max_size=60)
-
-
-def listed(values: Any) -> Any:
-    """The records as lists, text as `str`."""
-    if isinstance(values, RaggedArray):
-        inner = listed(values.values)
-        return [inner[start:stop] for start, stop in zip(values.splits[:-1], values.splits[1:], strict=True)]
-    return [value.decode() if isinstance(value, bytes) else value for value in np.asarray(values).tolist()]
 
 
 @pytest.fixture(scope="module", params=_cases(READERS))

@@ -3,7 +3,7 @@
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, concatenated, other_length
+from elastable.worker.readers.batch.reader import ModelInputs
 
 BITS = "uint64-bits"
 """What `column_types` calls unsigned ids whose bits are kept as an int64."""
@@ -79,11 +80,10 @@ class Column:
     length: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ColumnChoice:
     """The user's options about columns.
 
-    Attributes:
+    Args:
         features: Names of the features; None: all columns but label and weight.
         label: The target's name; None: batches are `(x,)`.
         weight: The sample weight's name, if there is one.
@@ -96,18 +96,24 @@ class ColumnChoice:
         BadInput: options that cannot be.
     """
 
-    features: Sequence[str] | None = None
-    label: str | None = None
-    weight: str | None = None
-    column_types: Mapping[str, str] = field(default_factory=dict)
-    fill_null: Mapping[str, object] = field(default_factory=dict)
-    fill_null_list: Mapping[str, Sequence[object]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.weight is not None and self.label is None:
-            raise BadInput(f"weight={self.weight!r} without label; weights belong to targets")
-        if isinstance(self.features, str):
-            raise BadInput(f"features={self.features!r} is a string; give a list of column names")
+    def __init__(
+        self,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        weight: str | None = None,
+        column_types: Mapping[str, str] | None = None,
+        fill_null: Mapping[str, object] | None = None,
+        fill_null_list: Mapping[str, Sequence[object]] | None = None,
+    ) -> None:
+        self.features, self.label = features, label
+        self.targets = [name for name in (label, weight) if name is not None]
+        self.column_types = {} if column_types is None else column_types
+        self.fill_null = {} if fill_null is None else fill_null
+        self.fill_null_list = {} if fill_null_list is None else fill_null_list
+        if weight is not None and label is None:
+            raise BadInput(f"weight={weight!r} without label; weights belong to targets")
+        if isinstance(features, str):
+            raise BadInput(f"features={features!r} is a string; give a list of column names")
         for option in ("column_types", "fill_null", "fill_null_list"):
             given = getattr(self, option)
             if not isinstance(given, Mapping):
@@ -126,15 +132,15 @@ class ColumnChoice:
             if not isinstance(values, list | tuple):
                 raise BadInput(f"fill_null_list={{{name!r}: {values!r}}}: give a list, [] for an empty one")
 
-    @property
-    def options(self) -> list[str]:
-        """The columns of options other than features, label and weight."""
-        return [*self.column_types, *self.fill_null, *self.fill_null_list]
+        self.options = [*self.column_types, *self.fill_null, *self.fill_null_list]
 
-    @property
-    def targets(self) -> list[str]:
-        """Label and weight."""
-        return [name for name in (self.label, self.weight) if name is not None]
+    def want(self, name: str, inputs: ModelInputs) -> str:
+        """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
+        if BITS in self.column_types.get(name, ""):
+            return ""  # it is an int64 of other meaning, whatever the input wants
+        if name in self.targets and name not in inputs.dtypes:
+            return "" if inputs.own_step else "number"
+        return inputs.dtypes.get(name, "")
 
     def type_of(self, name: str) -> pa.DataType | None:
         """The Arrow type that `column_types` names for a column."""
@@ -151,19 +157,28 @@ class ColumnChoice:
             ) from error
         return pa.list_(kind) if listed else kind
 
-    def column(self, name: str, kind: pa.DataType, wide: bool, length: int | None = None) -> Column:
-        """A column of these options with values of type `kind`; see `Column`.
+    def column(self, name: str, kinds: "Kinds", inputs: ModelInputs, wide: bool) -> Column:
+        """A column for a model with these inputs; see `Column`.
+
+        Args:
+            kinds: (file, type of the column there).
 
         Raises:
-            BadInput: a replacement of nulls that is not of the type.
+            BadInput: types that have none in common, or that the input cannot take; a replacement of nulls that is not
+                of the type.
         """
         bits, named = BITS in self.column_types.get(name, ""), self.type_of(name)
+        kind = _merged_type(kinds if named is None else _read_as(kinds, named, name), self.want(name, inputs), name)
         element = None if named is None else _element_of(_plain_type(named, f"column_types[{name!r}]"))
         fill = _filling(name, self.fill_null[name], _element_of(kind)) if name in self.fill_null else None
-        return Column(kind, element, fill, self.fill_null_list.get(name), wide, bits, length)
+        return Column(kind, element, fill, self.fill_null_list.get(name), wide, bits, inputs.lengths.get(name))
 
 
 # Types
+
+
+Kinds = Sequence[tuple[object, pa.DataType]]
+"""(file, type of a column there)."""
 
 
 def _element_of(kind: pa.DataType) -> pa.DataType:
@@ -173,16 +188,8 @@ def _element_of(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: str) -> pa.DataType:
-    """The one type that holds a column of several files exactly, and that the model's input takes.
-
-    Args:
-        kinds: (file, type of the column there).
-        want: dtype of the input that the column feeds, "number" for targets and weights; "": not known.
-
-    Raises:
-        BadInput: types that have none in common, or that the input cannot take.
-    """
+def _merged_type(kinds: Kinds, want: str, name: str) -> pa.DataType:
+    """The one type that holds a column of several files exactly, and that the model's input takes."""
     where = f"column {name!r}"
     plain = [(file, _plain_type(kind, f"{file}: {where}")) for file, kind in kinds]
     elements = [(file, _element_of(kind)) for file, kind in plain]
@@ -204,7 +211,7 @@ def merged_type(kinds: Sequence[tuple[object, pa.DataType]], want: str, name: st
     return _common(plain, where)
 
 
-def _refuse_mixture(kinds: Sequence[tuple[object, pa.DataType]], name: str) -> None:
+def _refuse_mixture(kinds: Kinds, name: str) -> None:
     file, kind = next((each for each in kinds if not pa.types.is_floating(each[1])), (None, None))
     other, float_kind = next((each for each in kinds if pa.types.is_floating(each[1])), (None, None))
     if kind is not None and float_kind is not None:
@@ -233,7 +240,7 @@ def _plain_type(kind: pa.DataType, where: str) -> pa.DataType:
     )
 
 
-def _common(kinds: Sequence[tuple[object, pa.DataType]], where: str) -> pa.DataType:
+def _common(kinds: Kinds, where: str) -> pa.DataType:
     first, common = kinds[0]
     for file, kind in kinds[1:]:
         try:
@@ -271,16 +278,11 @@ def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     return pa.list_(_with_element(kind.value_type, element)) if _is_list(kind) else element
 
 
-def read_as(
-    kinds: Sequence[tuple[object, pa.DataType]], named: pa.DataType, name: str
-) -> list[tuple[object, pa.DataType]]:
-    """(file, type to read a column as that `column_types` names); one named for lists may be that of their elements.
+def _read_as(kinds: Kinds, named: pa.DataType, name: str) -> Kinds:
+    """The type to read a column as that `column_types` names; one named for lists may be that of their elements.
 
-    Args:
-        kinds: (file, type of the column there).
-
-    Raises:
-        BadInput: files in which one value has several numbers or texts: times of two units, booleans beside digits.
+    Raises `BadInput` for files in which one value has several numbers or texts: times of two units, booleans beside
+    digits.
     """
     text = any(test(_element_of(named)) for test in _TEXTS)
     said = [(file, element) for file, kind in kinds if not pa.types.is_null(element := _element_of(kind))]

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import chain
 from typing import Self, cast
 
@@ -18,15 +17,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, named_parts, records_of
 from elastable.worker.readers.batch.ragged import Leaf
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
-from elastable.worker.readers.formats.arrow_columns import (
-    BITS,
-    At,
-    Column,
-    ColumnChoice,
-    merged_type,
-    read_as,
-    to_array,
-)
+from elastable.worker.readers.formats.arrow_columns import At, Column, ColumnChoice, Kinds, to_array
 from elastable.worker.readers.formats.data_files import DataFile
 
 Block = dict[str, Leaf]
@@ -40,31 +31,18 @@ Transform = Callable[[Batch], Batch]
 _INTEGER = re.compile(r"[+-]?\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """A block as its file holds it.
-
-    Attributes:
-        table: Its columns, without those of folders.
-        place: Where its records are.
-    """
-
-    file: DataFile
-    table: pa.Table
-    place: Place
-
-
 class BlockReader(Reader):
     """Records in blocks, one block after another.
 
     Args:
         columns: Names of the columns in each file.
-        counts: Records in each block, of all files.
+        counts: Of each file the records in each of its blocks.
         transform: Batch -> batch with the same number of records; applied to the result of `take`.
         cached_blocks: Number of decoded blocks to keep, the last used ones.
 
     Attributes:
         in_file: Names of the columns to read from files; those of folders' names are not among them.
+        places: Of each block the numbers of its file and of the block there.
         made_with: The arguments of its class, for another process that makes it again.
 
     Raises:
@@ -82,7 +60,7 @@ class BlockReader(Reader):
         self,
         files: Sequence[DataFile],
         columns: Sequence[Sequence[str]],
-        counts: Sequence[int],
+        counts: Sequence[Sequence[int]],
         choice: ColumnChoice,
         transform: Transform | None,
         cached_blocks: int,
@@ -101,18 +79,21 @@ class BlockReader(Reader):
         chosen = {*(choice.features or ()), *choice.targets, *choice.options}
         if missing := next((text for name, text in self._lacking.items() if name in chosen), None):
             raise BadInput(missing)
-        if sum(counts) == 0:
+        self.counts = counts
+        self.places = [(file, block) for file, of_file in enumerate(counts) for block in range(len(of_file))]
+        records = list(chain.from_iterable(counts))
+        if sum(records) == 0:
             raise BadInput(f"{self._name}: empty, there must be at least one record")
         if cached_blocks < 1:
             raise BadInput(f"{self._name}: cached_blocks must be at least 1, got {cached_blocks}")
-        self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.shuffle_block = max(counts)
+        self._starts = np.concatenate([[0], np.cumsum(records)]).astype(np.int64)
+        self.shuffle_block = max(records)
         self._cached_blocks = cached_blocks
         self.feed(ModelInputs())
 
     def feed(self, inputs: ModelInputs) -> None:
         """Reads columns as a model with these inputs wants them, from now on; nothing is decoded yet."""
-        self._inputs, choice, wanted = inputs, self.choice, inputs.dtypes
+        self.inputs, choice, wanted = inputs, self.choice, inputs.dtypes
         self._features = self._all_features
         if choice.features is None and not inputs.own_step and wanted:
             missing = sorted(wanted.keys() - {*self._all_features})
@@ -127,19 +108,23 @@ class BlockReader(Reader):
         self._decoded: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
 
+    def before(self, file: int, block: int) -> int:
+        """Records of a file before one of its blocks."""
+        return sum(self.counts[file][:block])
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def for_inputs(self, inputs: ModelInputs) -> Reader:
         """The same records, each column read as its input wants it; with a transform in between nothing changes."""
-        if self._transform is not None or self._inputs == inputs:
+        if self._transform is not None or self.inputs == inputs:
             return self
         other = copy(self)
         other.feed(inputs)
         return other
 
     @abstractmethod
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """(file, Arrow type there) of a column of the files; `want` is the dtype of its input, or "".
 
         Raises:
@@ -147,8 +132,8 @@ class BlockReader(Reader):
         """
 
     @abstractmethod
-    def read_block(self, block: int) -> Decoded:
-        """Reads a block, with the columns of files alone.
+    def read_block(self, file: int, block: int) -> tuple[pa.Table, Place]:
+        """Reads a block of a file, with the columns of files alone; and where its records are.
 
         Raises:
             BadInput: the source has changed or is malformed.
@@ -179,41 +164,32 @@ class BlockReader(Reader):
     def _decode(self, block: int) -> Block:
         if self._kinds is None:
             self._kinds = {name: self._column(name) for name in self._columns}
-        found = self.read_block(block)
-        folders, arrays = dict(found.file.partitions), Block()
+        file, table, place = self.files[self.places[block][0]], *self.read_block(*self.places[block])
+        folders, arrays = dict(file.partitions), Block()
         for name, column in self._kinds.items():
             if name in self._inside:
-                arrays[name] = to_array(found.table.column(name), column, At(name, found.place))
+                arrays[name] = to_array(table.column(name), column, At(name, place))
             if name in folders:
-                values = pa.repeat(pa.scalar(folders[name], pa.string()), found.table.num_rows)
-                of_folder = to_array(values, column, At(name, lambda _: f"{found.file}: the folder's name"))
+                values = pa.repeat(pa.scalar(folders[name], pa.string()), table.num_rows)
+                of_folder = to_array(values, column, At(name, lambda _: f"{file}: the folder's name"))
                 other = np.flatnonzero(arrays.setdefault(name, of_folder) != of_folder)
                 if other.size:
                     value = np.asarray(arrays[name]).tolist()[other[0]]
                     raise BadInput(
-                        f"{found.place(int(other[0]))}: column {name!r}: {value!r}, and its folder is "
+                        f"{place(int(other[0]))}: column {name!r}: {value!r}, and its folder is "
                         f"{name}={folders[name]}; rename one of the two"
                     )
         return arrays
 
-    def want(self, name: str) -> str:
-        """dtype of the model's input that a column feeds, "number" for targets and weights; "": not known."""
-        if BITS in self.choice.column_types.get(name, ""):
-            return ""  # it is an int64 of other meaning, whatever the input wants
-        if name in self.choice.targets and name not in self._inputs.dtypes:
-            return "" if self._inputs.own_step else "number"
-        return self._inputs.dtypes.get(name, "")
-
     def _column(self, name: str) -> Column:
         if name in self._lacking:
             raise BadInput(self._lacking[name])
-        want, kind = self.want(name), self.choice.type_of(name)
-        if name not in self._inside:
-            kinds = [(self.files[0], kind or _folder_type(self.files, name, want))]
-        else:
+        want = self.choice.want(name, self.inputs)
+        if name in self._inside:
             kinds = self.types_of(name, want)
-        merged = merged_type(kinds if kind is None else read_as(kinds, kind, name), want, name)
-        return self.choice.column(name, merged, wide=self._transform is not None, length=self._inputs.lengths.get(name))
+        else:
+            kinds = [(self.files[0], self.choice.type_of(name) or _folder_type(self.files, name, want))]
+        return self.choice.column(name, kinds, self.inputs, wide=self._transform is not None)
 
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:

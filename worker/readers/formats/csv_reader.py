@@ -7,10 +7,9 @@ import csv as header_csv
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +20,17 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.worker.readers.batch.reader import ModelInputs
-from elastable.worker.readers.formats.arrow_columns import BITS, INTEGERS, At, ColumnChoice, as_type, casts, first_bad
-from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Place, Transform
+from elastable.worker.readers.formats.arrow_columns import (
+    BITS,
+    INTEGERS,
+    At,
+    ColumnChoice,
+    Kinds,
+    as_type,
+    casts,
+    first_bad,
+)
+from elastable.worker.readers.formats.block_reader import BlockReader, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
 _log = logging.getLogger(__name__)
@@ -98,8 +106,7 @@ class CsvReader(BlockReader):
         if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
             raise BadInput(f"CSV: delimiter {delimiter!r}; use one ASCII character that is no quote or line end")
         self._delimiter, self._encoding = delimiter, _checked_encoding(encoding, delimiter)
-        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null))
-        choice = ColumnChoice(features, label, weight, *options)
+        choice = ColumnChoice(features, label, weight, column_types, fill_null)
         self.files = files
         self._indexes = [_index_csv(file, block_records, delimiter, column_names is None) for file in files]
         #: Of each file.
@@ -107,22 +114,21 @@ class CsvReader(BlockReader):
             self._header(file, index) if column_names is None else list(column_names)
             for file, index in zip(files, self._indexes, strict=True)
         ]
-        self._places = [(p, block) for p, index in enumerate(self._indexes) for block in range(index.counts.size)]
-        counts = [int(self._indexes[place].counts[block]) for place, block in self._places]
+        counts = [index.counts.tolist() for index in self._indexes]
         super().__init__(files, self._names, counts, choice, transform, cached_blocks)
-        self._parse(self._text(0), {}, self.in_file[:1])  # a malformed record is reported at once
+        self._parse(self._text(*self.places[0]), {}, self.in_file[:1])  # a malformed record is reported at once
 
     def feed(self, inputs: ModelInputs) -> None:
         super().feed(inputs)
         self._first: pa.Table | None = None  # the first block, with types as they look
         self._parsed = {name: kind for name in self.in_file if (kind := self.choice.type_of(name)) is not None}
 
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """The type to parse a column as: of all files the one that the first block and the model's input tell."""
         if (named := self.choice.type_of(name)) is not None:
             return [(self.files[0], named)]
         if self._first is None:
-            self._first = self._parse(self._text(0), {}, self.in_file)
+            self._first = self._parse(self._text(*self.places[0]), {}, self.in_file)
         found = self._first.field(name).type
         boolean, number = pa.types.is_boolean(found), pa.types.is_integer(found) or pa.types.is_floating(found)
         kind = found
@@ -147,34 +153,31 @@ class CsvReader(BlockReader):
         self._parsed[name] = kind
         return [(self.files[0], kind)]
 
-    def read_block(self, block: int) -> Decoded:
+    def read_block(self, file: int, block: int) -> tuple[pa.Table, Place]:
         """Reads and parses one block."""
-        number, local = self._places[block]
-        file, index = self.files[number], self._indexes[number]
-        text = self._text(block)
+        text, count = self._text(file, block), self.counts[file][block]
         table = self._parse(text, self._parsed, self.in_file)
-        if table.num_rows != index.counts[local]:
+        if table.num_rows != count:
             raise BadInput(
-                f"{file}: {table.num_rows} records from line {index.lines[local]} on, where there were "
-                f"{index.counts[local]}; the file must not change while it is read"
+                f"{self.files[file]}: {table.num_rows} records from line {self._indexes[file].lines[block]} on, where "
+                f"there were {count}; the file must not change while it is read"
             )
-        return Decoded(file, table, text.place)
+        return table, text.place
 
-    def _text(self, block: int) -> _Text:
-        number, local = self._places[block]
+    def _text(self, number: int, block: int) -> _Text:
         file, index = self.files[number], self._indexes[number]
         try:
             with file.open() as opened:
-                opened.seek(int(index.offsets[local]))
-                raw = opened.read(int(index.offsets[local + 1] - index.offsets[local]))
+                opened.seek(int(index.offsets[block]))
+                raw = opened.read(int(index.offsets[block + 1] - index.offsets[block]))
         except OSError as error:
             raise BadInput(f"{file}: cannot be read: {error}") from error
 
         @cache
         def lines() -> list[int]:
-            return list(_record_starts(raw, self._delimiter)[1] + index.lines[local] - 1)
+            return list(_record_starts(raw, self._delimiter)[1] + index.lines[block] - 1)
 
-        text = self._as_utf8(raw, file, int(index.lines[local]))
+        text = self._as_utf8(raw, file, int(index.lines[block]))
         return _Text(text, self._names[number], lambda record: f"{file}, line {lines()[record]}")
 
     def _as_utf8(self, raw: bytes, file: DataFile, line: int) -> bytes:
@@ -218,7 +221,7 @@ class CsvReader(BlockReader):
         """Refuses integers beyond int64, which Arrow reads as floats, and so would merge ids."""
         if not pc.any(pc.greater_equal(pc.abs(floats), 2.0**63)).as_py():
             return
-        texts = self._parse(self._text(0), {name: pa.string()}, [name])[name]
+        texts = self._parse(self._text(*self.places[0]), {name: pa.string()}, [name])[name]
         whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
         nulls = pc.is_in(texts, pa.array(_NULLS))
         if pc.all(pc.or_(whole, nulls)).as_py() and pc.any(whole).as_py():
@@ -257,7 +260,7 @@ class CsvReader(BlockReader):
         for name, values in zip(table.column_names, table.columns, strict=True):
             kind, where = types.get(name, pa.string()), At(name, text.place)
             named = pa.types.is_integer(kind) and self.choice.column_types.get(name, BITS) != BITS
-            exact[name] = _from_text(values.combine_chunks(), kind, self.want(name), named, where)
+            exact[name] = _from_text(values.combine_chunks(), kind, self.choice.want(name, self.inputs), named, where)
         return pa.table(exact)
 
     def _read(

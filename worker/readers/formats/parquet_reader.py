@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice
-from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
+from elastable.worker.readers.formats.arrow_columns import ColumnChoice, Kinds
+from elastable.worker.readers.formats.block_reader import BlockReader, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 
 _OPENED_TOGETHER = 16
@@ -63,36 +61,33 @@ class ParquetReader(BlockReader):
         cached_row_groups: int = 4,
     ) -> None:
         files = find_files(paths, "Parquet", (".parquet", ".parq", ".pq"), filesystem)
-        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null, fill_null_list))
-        choice = ColumnChoice(features, label, weight, *options)
+        choice = ColumnChoice(features, label, weight, column_types, fill_null, fill_null_list)
         self._fragments = _opened(files)
-        self._places = [(p, group.id) for p, fragment in enumerate(self._fragments) for group in fragment.row_groups]
-        self._counts = [group.num_rows for fragment in self._fragments for group in fragment.row_groups]
+        counts = [[group.num_rows for group in fragment.row_groups] for fragment in self._fragments]
         names = [fragment.physical_schema.names for fragment in self._fragments]
-        super().__init__(files, names, self._counts, choice, transform, cached_row_groups)
+        super().__init__(files, names, counts, choice, transform, cached_row_groups)
 
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """The types that the files' own schemas say."""
         schemas = (fragment.physical_schema for fragment in self._fragments)
         return [(file, schema.field(name).type) for file, schema in zip(self.files, schemas, strict=True)]
 
-    def read_block(self, block: int) -> Decoded:
+    def read_block(self, file: int, block: int) -> tuple[pa.Table, Place]:
         """Reads a row group."""
-        place, group = self._places[block]
-        file = self.files[place]
+        where, count, first = (
+            f"{self.files[file]}: row group {block}",
+            self.counts[file][block],
+            self.before(file, block),
+        )
         try:
-            part = self._fragments[place].subset(row_group_ids=[group])
+            part = self._fragments[file].subset(row_group_ids=[block])
             # In the types of this file: `to_array` casts, and names the value that it cannot.
             table = part.to_table(columns=self.in_file, batch_size=1 << 30, use_threads=False)
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            raise BadInput(f"{file}: row group {group} cannot be read: {error}") from error
-        if table.num_rows != self._counts[block]:
-            raise BadInput(
-                f"{file}: row group {group} holds {table.num_rows} records, where the file's own metadata says "
-                f"{self._counts[block]}"
-            )
-        first = int(np.sum(self._counts[block - group : block], dtype=np.int64))
-        return Decoded(file, table, lambda record: f"{file}, row {first + record}")
+            raise BadInput(f"{where} cannot be read: {error}") from error
+        if table.num_rows != count:
+            raise BadInput(f"{where} holds {table.num_rows} records, where the file's own metadata says {count}")
+        return table, lambda record: f"{self.files[file]}, row {first + record}"
 
 
 def _opened(files: Sequence[DataFile]) -> list[ds.ParquetFileFragment]:

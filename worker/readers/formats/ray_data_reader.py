@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,8 @@ from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.extras import needs
-from elastable.worker.readers.formats.arrow_columns import ColumnChoice
-from elastable.worker.readers.formats.block_reader import BlockReader, Decoded, Transform
+from elastable.worker.readers.formats.arrow_columns import ColumnChoice, Kinds
+from elastable.worker.readers.formats.block_reader import BlockReader, Place, Transform
 from elastable.worker.readers.formats.data_files import DataFile
 
 if TYPE_CHECKING:
@@ -69,45 +70,43 @@ class RayDataReader(BlockReader):
             raise BadInput(f"et.RayDataReader takes a ray.data.Dataset, and not a {type(dataset).__name__}")
         if block_records < 1:
             raise BadInput(f"Ray Dataset: block_records must be at least 1, got {block_records}")
-        options: Iterator[Any] = ({} if given is None else given for given in (column_types, fill_null, fill_null_list))
-        choice = ColumnChoice(features, label, weight, *options)
+        choice = ColumnChoice(features, label, weight, column_types, fill_null, fill_null_list)
         found = [(ref, table) for ref in _computed(dataset) if (table := _fetched(ref)).num_rows]
         if not found:
             raise BadInput("Ray Dataset: empty, there must be at least one record")
         self._refs = [ref for ref, _ in found]
         self._schemas = [table.schema for _, table in found]
         files = [DataFile(LocalFileSystem(), "", f"Ray Dataset, block {number}") for number in range(len(found))]
-        ends = np.cumsum([table.num_rows for _, table in found], dtype=np.int64)
+        self._firsts = np.cumsum([0, *(table.num_rows for _, table in found)])  # of each table, and the end
         # No block lies in two tables, whose columns may have different types, or crosses a multiple of block_records.
-        stops = np.union1d(ends, np.arange(block_records, ends[-1], block_records))
-        self._firsts = np.concatenate([[0], stops[:-1]])
-        self._tables = np.searchsorted(ends, self._firsts, side="right")
-        self._before = np.concatenate([[0], ends[:-1]])
-        self._counts = np.diff(stops, prepend=0)
-        together = int(np.bincount(self._firsts // block_records).max())
-        names = [schema.names for schema in self._schemas]
-        super().__init__(files, names, self._counts.tolist(), choice, transform, cached_blocks * together)
+        cuts = [
+            [start, *range(start // block_records * block_records + block_records, stop, block_records), stop]
+            for start, stop in pairwise(self._firsts.tolist())
+        ]
+        together = np.bincount([start // block_records for each in cuts for start in each[:-1]]).max()
+        names, counts = [schema.names for schema in self._schemas], [np.diff(each).tolist() for each in cuts]
+        super().__init__(files, names, counts, choice, transform, cached_blocks * int(together))
         # The order of a job's records is that of any process, where Ray may have cut the dataset in another way.
         self.shuffle_block = block_records
 
-    def types_of(self, name: str, want: str) -> list[tuple[DataFile, pa.DataType]]:
+    def types_of(self, name: str, want: str) -> Kinds:
         """The types that the tables of the blocks say."""
         return [(file, schema.field(name).type) for file, schema in zip(self.files, self._schemas, strict=True)]
 
-    def read_block(self, block: int) -> Decoded:
+    def read_block(self, file: int, block: int) -> tuple[pa.Table, Place]:
         """Reads a part of a table."""
-        number, first = int(self._tables[block]), int(self._firsts[block])
-        table = _fetched(self._refs[number], first - int(self._before[number]), int(self._counts[block]), self.in_file)
-        return Decoded(self.files[number], table, lambda record: f"Ray Dataset, record {first + record}")
+        start, first = self.before(file, block), int(self._firsts[file])
+        table = _fetched(self._refs[file], start, self.counts[file][block], self.in_file)
+        return table, lambda record: f"Ray Dataset, record {first + start + record}"
 
     def digest(self) -> str:
         """Of some records, the first and the last among them."""
         hashed = hashlib.sha256()
         for record in np.unique(np.linspace(0, len(self) - 1, _DIGEST_RECORDS).astype(np.int64)).tolist():
-            number = int(np.searchsorted(self._before, record, side="right")) - 1
+            number = int(np.searchsorted(self._firsts, record, side="right")) - 1
             kinds = {field.name: field.type for field in self._schemas[number]}
             names = sorted(name for name, kind in kinds.items() if not isinstance(kind, pa.BaseExtensionType))
-            one = _fetched(self._refs[number], record - int(self._before[number]), 1, names)
+            one = _fetched(self._refs[number], record - int(self._firsts[number]), 1, names)
             hashed.update(repr(one.to_pylist()).encode())
         return hashed.hexdigest()
 

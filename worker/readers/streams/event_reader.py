@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +20,7 @@ from elastable.master.api import MOST_BAD_EVENTS, BadEvent, EventSource, Span
 from elastable.worker.readers.batch.pytrees import batch_arrays, gathered, map_arrays
 from elastable.worker.readers.batch.ragged import Leaf, RaggedArray, taken
 from elastable.worker.readers.batch.reader import Batch, ModelInputs, Reader, checked_indices
-from elastable.worker.readers.formats.arrow_columns import (
-    BITS,
-    At,
-    Column,
-    ColumnChoice,
-    merged_type,
-    read_as,
-    to_array,
-)
+from elastable.worker.readers.formats.arrow_columns import At, Column, ColumnChoice, to_array
 
 Decode = Callable[[bytes], Mapping[str, Any]]
 """The payload of an event -> column -> value: a number, a text, or a list of these. Raises anything for a bad event."""
@@ -117,9 +109,8 @@ def _of_example(payload: bytes) -> Mapping[str, Any]:
     """Feature -> its values, a list."""
     found = {}
     for named in _example().FromString(payload).features.feature:
-        kind, it = next(((field.name, values) for field, values in named.feature.ListFields()), ("ints", None))
-        values = [] if it is None else list(it.value)
-        found[named.name] = [each.decode() for each in values] if kind == "texts" else values
+        values = [value for _, each in named.feature.ListFields()[:1] for value in each.value]
+        found[named.name] = [value.decode() if isinstance(value, bytes) else value for value in values]
     return found
 
 
@@ -179,12 +170,6 @@ class EventReader(Reader, EventSource):
         )
 
 
-def _bad_event(partition: str, position: str, error: Exception) -> BadEvent:
-    """An event that this error keeps from being read."""
-    kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
-    return BadEvent(partition, position, f"{kind}{error}"[:_LONGEST_REASON])
-
-
 class PayloadReader(EventReader):
     """Events that are bytes, each an object of columns.
 
@@ -221,7 +206,7 @@ class PayloadReader(EventReader):
         if not callable(events) and events not in _FORMATS:
             raise BadInput(f"{name}: events={events!r}: write {', '.join(map(repr, _FORMATS))}, or give a function")
         self._decode: Decode = events if callable(events) else _FORMATS[events]
-        self._choice = ColumnChoice(features, label, weight, column_types or {}, fill_null or {}, fill_null_list or {})
+        self._choice = ColumnChoice(features, label, weight, column_types, fill_null, fill_null_list)
         self._inputs, self._columns = ModelInputs(), dict[str, tuple[pa.DataType, Column]]()
         self._first, self._first_at = dict[str, Any](), ""
         self._sample: Batch = ()
@@ -248,7 +233,7 @@ class PayloadReader(EventReader):
         self._learn()
         return tuple(map_arrays(lambda leaf: taken(leaf, rows), part) for part in self._sample)
 
-    def for_inputs(self, inputs: ModelInputs) -> Reader:
+    def for_inputs(self, inputs: ModelInputs) -> Self:
         if inputs == self._inputs:
             return self
         other = copy(self)
@@ -260,22 +245,27 @@ class PayloadReader(EventReader):
         found = [(span.partition, self.events(span)) for span in spans]
         if self._decode is _of_json and (parsed := self._parsed([each for _, events in found for each in events])):
             return parsed, ()
-        events, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
-        for partition, event in ((partition, event) for partition, several in found for event in several):
+        records, bad = list[tuple[str, str, Mapping[str, Any]]](), list[BadEvent]()
+
+        def passed_over(partition: str, position: str, error: Exception) -> None:
+            kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+            bad.append(BadEvent(partition, position, f"{kind}{error}"[:_LONGEST_REASON]))
+
+        for partition, event in ((partition, event) for partition, events in found for event in events):
             try:
-                events.append((partition, self.position(event), self._record(event)))
+                records.append((partition, self.position(event), self._record(event)))
             except Exception as error:  # noqa: BLE001 - a function of the user's
-                bad.append(_bad_event(partition, self.position(event), error))
+                passed_over(partition, self.position(event), error)
         batch = None
         try:
-            batch = self._batch([event for _, _, event in events]) if events else None
+            batch = self._batch([record for _, _, record in records]) if records else None
         except BadInput:
             fitting: list[Batch] = []
-            for partition, position, event in events:  # one at a time: which do not fit?
+            for partition, position, record in records:  # one at a time: which do not fit?
                 try:
-                    fitting.append(self._batch([event]))
+                    fitting.append(self._batch([record]))
                 except BadInput as error:
-                    bad.append(_bad_event(partition, position, error))
+                    passed_over(partition, position, error)
             every = np.arange(len(fitting), dtype=np.int64)
             batch = cast("Batch", gathered(every, np.zeros_like(every), fitting.__getitem__)) if fitting else None
         if len(bad) > MOST_BAD_EVENTS:
@@ -335,7 +325,6 @@ class PayloadReader(EventReader):
         return self._arranged(values)
 
     def _arranged(self, values: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
-        """Columns as a batch."""
         arrays: dict[str, Leaf] = {}
         for name, (_, column) in self._columns.items():
             with np.errstate(over="ignore"):
@@ -386,17 +375,9 @@ class PayloadReader(EventReader):
         )
 
     def _column(self, name: str, found: pa.DataType) -> Column:
-        choice, want = self._choice, self._inputs.dtypes.get(name, "")
-        if BITS in choice.column_types.get(name, ""):
-            want = ""  # it is an int64 of other meaning, whatever the input wants
-        elif name in choice.targets and not want:
-            want = "" if self._inputs.own_step else "number"
-        named = choice.type_of(name)
-        if named is None and name in choice.targets and pa.types.is_integer(found):
+        if name in self._choice.targets and name not in self._choice.column_types and pa.types.is_integer(found):
             found = pa.float64()  # the next one may have a fraction
-        kinds = [(self._name, found)]
-        merged = merged_type(kinds if named is None else read_as(kinds, named, name), want, name)
-        return choice.column(name, merged, wide=False, length=self._inputs.lengths.get(name))
+        return self._choice.column(name, [(self._name, found)], self._inputs, wide=False)
 
     def _first_event(self) -> tuple[Mapping[str, Any], str]:
         """The first event that can be read, and where it is."""

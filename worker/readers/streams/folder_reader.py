@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class FolderReader(EventReader):
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._counts: dict[str, tuple[object, int]] = {}  # name -> time and size of the file, and its records
 
-    def for_inputs(self, inputs: ModelInputs) -> Reader:
+    def for_inputs(self, inputs: ModelInputs) -> Self:
         other = copy(self)
         other._inputs, other._readers = inputs, OrderedDict()
         return other

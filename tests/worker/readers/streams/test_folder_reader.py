@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.master.api import Span
 from elastable.worker.readers.batch.reader import ModelInputs
 from elastable.worker.readers.streams.event_reader import EventReader
+from tests.contracts.streams import read
 
 
 def write(folder: Path, hour: int, users: list[int]) -> str:
@@ -46,8 +47,7 @@ def test_files_come_in_order_and_a_late_one_is_not_lost(tmp_path: Path) -> None:
     assert list(reader.ahead({two: "3"}, 9, ends)) == [four]
     os.utime(three, (1_000, 1_000))
     assert (reader.ends(2_000.0), reader.ends(time.time() + 60).keys()) == ({three: "1"}, {two, three, four})
-    batch, bad = reader.read([Span(two, "1", "3", 2), Span(four, "0", "1", 1)])
-    assert batch is not None
+    batch, bad = read(reader, Span(two, "1", "3", 2), Span(four, "0", "1", 1))
     assert (batch[0]["user"].tolist(), batch[1].tolist(), bad) == ([2, 3, 4], [0, 1, 0], ())
 
 
@@ -91,10 +91,8 @@ def test_a_record_that_cannot_be_read_is_refused_by_file_and_line(tmp_path: Path
     (tmp_path / "a.csv").write_text("user,clicked\n1,0\n3,1\n")
     (tmp_path / "b.csv").write_text("user,clicked\n4,1\nx,1\n")
     reader = et.FolderReader(tmp_path, "*.csv", label="clicked").for_inputs(ModelInputs({"user": "int64"}))
-    assert isinstance(reader, EventReader)
     first, other = (str(tmp_path / name) for name in ("a.csv", "b.csv"))
-    batch, _ = reader.read([Span(first, "0", "2", 2)])
-    assert batch is not None
+    batch, _ = read(reader, Span(first, "0", "2", 2))
     assert batch[0]["user"].tolist() == [1, 3]
     with pytest.raises(BadInput, match=r"b\.csv, line 3: column 'user'"):
         reader.read([Span(first, "1", "2", 1), Span(other, "0", "1", 1)])

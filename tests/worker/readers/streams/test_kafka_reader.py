@@ -29,6 +29,7 @@ import elastable as et
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.master.api import Span
 from elastable.worker.readers.streams import kafka_reader
+from tests.contracts.streams import read
 from tests.untyped import Keyword
 from tests.waiting import until_stopped
 
@@ -93,8 +94,7 @@ def test_offsets_are_positions_and_spans_come_back_the_same(broker: Broker) -> N
     assert (found["spans/1"].stops, found["spans/1"].more, found["spans/1"].lag) == (["1", "2", "3"], False, 3)
     for _ in range(2):
         spans = [Span("spans/0", "2", "5", 3), Span("spans/1", "1", "2", 1), Span("spans/0", "5", "7", 2)]
-        batch, bad = reader.read(spans)
-        assert batch is not None
+        batch, bad = read(reader, *spans)
         assert (batch[0]["user"].tolist(), bad) == ([2, 3, 4, 10, 5, 6], ())
     later = reader.ahead({"spans/0": "9", "spans/1": "2"}, 4, None)
     assert [later[f"spans/{number}"].lag for number in (0, 1)] == [0, 1]
@@ -111,8 +111,7 @@ def test_partitions_are_read_ahead_and_paused_where_that_is_much(
     for _ in range(3):  # from the beginning again, where each is paused, or not
         for first in range(0, 400, 40):
             spans = [Span(f"beside/{number}", str(first), str(first + 40), 40) for number in (2, 0, 1)]
-            batch, bad = reader.read(spans)
-            assert batch is not None
+            batch, bad = read(reader, *spans)
             expected = [100 * number + first + at for number in (2, 0, 1) for at in range(40)]
             assert (batch[0]["user"].tolist(), bad) == (expected, ())
 
@@ -155,8 +154,7 @@ def test_committed_offsets_follow_for_tools(broker: Broker) -> None:
 
 def test_bad_events_are_passed_over(broker: Broker) -> None:
     broker.send("bad", event(0), b"{", event(2))
-    batch, bad = reader_of(broker, "bad").read([Span("bad/0", "0", "3", 3)])
-    assert batch is not None
+    batch, bad = read(reader_of(broker, "bad"), Span("bad/0", "0", "3", 3))
     assert batch[0]["user"].tolist() == [0, 2]
     assert [(each.partition, each.position) for each in bad] == [("bad/0", "1")]
 
@@ -234,30 +232,12 @@ def test_the_end_is_that_of_committed_transactions(broker: Broker, monkeypatch: 
     assert asked == [IsolationLevel.READ_COMMITTED]
 
 
-def test_an_offset_that_no_broker_has_told_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka answers with OFFSET_INVALID, and with no error, where a broker hung at the wrong moment."""
-    listed = AdminClient.list_offsets
-
-    def untold(client: AdminClient, places: object, **options: Keyword) -> object:
-        told = {place: Future[object]() for place in listed(client, places, **options)}
-        for future in told.values():
-            future.set_result(SimpleNamespace(offset=OFFSET_INVALID))
-        return told
-
-    broker.send("untold", event(0))
-    reader = reader_of(broker, "untold")
-    monkeypatch.setattr(AdminClient, "list_offsets", untold)
-    for asked in (reader.ends, lambda: reader.ahead({}, 9, None)):
-        with pytest.raises(Unavailable, match="untold/0 has not said its offsets"):
-            asked()
-
-
-def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To librdkafka and its bindings neither is an error: places come back as they were sent, and None for a name."""
+def test_what_no_broker_has_told_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To librdkafka that is no error: places come back as they were sent or with OFFSET_INVALID, None for a name."""
 
     class Silent(Consumer):
+        told: int | None = None
+
         def offsets_for_times(self, places: list[TopicPartition], *_: float) -> list[TopicPartition]:
             if self.told is not None:
                 places = [TopicPartition(each.topic, each.partition, self.told) for each in places]
@@ -266,7 +246,13 @@ def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
         def list_topics(self, *asked: Keyword, **options: Keyword) -> object:
             return SimpleNamespace(cluster_id=None, topics=super().list_topics(*asked, **options).topics)
 
-        told: int | None = None
+    listed = AdminClient.list_offsets
+
+    def untold(client: AdminClient, places: object, **options: Keyword) -> object:
+        told = {place: Future[object]() for place in listed(client, places, **options)}
+        for future in told.values():
+            future.set_result(SimpleNamespace(offset=OFFSET_INVALID))
+        return told
 
     broker.send("silent", event(0))
     assert reader_of(broker, "silent").identity() != "Kafka cluster None"
@@ -280,6 +266,10 @@ def test_a_time_and_a_cluster_that_no_broker_has_told_are_waited_for(
             reader.ends(time.time())
     monkeypatch.setattr(Silent, "told", OFFSET_END)
     assert reader.ends(time.time())["silent/0"] == "1"
+    monkeypatch.setattr(AdminClient, "list_offsets", untold)
+    for asked in (reader.ends, lambda: reader.ahead({}, 9, None)):
+        with pytest.raises(Unavailable, match="silent/0 has not said its offsets"):
+            asked()
 
 
 def test_a_message_without_a_time_has_no_age(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
