@@ -261,3 +261,23 @@ def test_cases_on_valkey_repeat_those_on_redis_where_redis_is_valkey(
         """
     )
     suite.runpytest_inprocess("-m", "not slow").assert_outcomes(passed=kept, deselected=4 - kept)
+
+
+def test_what_threads_of_earlier_modules_log_is_not_shown(suite: pytest.Pytester) -> None:
+    earlier = """
+    import logging, threading
+    asked, done = threading.Event(), threading.Event()
+
+    def work():
+        assert asked.wait(60)
+        logging.getLogger("elastable.x").warning("of a thread")
+        done.set()
+
+    def test_it(caplog):
+        threading.Thread(target=work).start()
+        {}
+    """
+    seen = "asked.set()\n        assert done.wait(60)\n        assert caplog.messages == [{}]"
+    suite.makepyfile(test_a=earlier.format("pass"), test_c=earlier.format(seen.format("'of a thread'")))
+    suite.makepyfile(test_b=f"from test_a import asked, done\n\ndef test_it(caplog):\n        {seen.format('')}")
+    suite.runpytest_inprocess().assert_outcomes(passed=3)

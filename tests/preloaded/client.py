@@ -2,7 +2,9 @@
 
 import atexit
 import contextlib
+import fcntl
 import functools
+import hashlib
 import json
 import os
 import selectors
@@ -61,6 +63,8 @@ HERE = Interpreter(sys.executable)
 def preloaded_python(of: Interpreter = HERE) -> Path:
     """An executable that replaces a Python; the first call starts the server that it asks for processes.
 
+    All processes of a run of the tests have one server of a kind, which ends with the last of them.
+
     It takes `-m MODULE`, `-c PROGRAM` or a file, with arguments. Beside it lie the `elastable` command and `mpiexec`.
     """
     return _started(of)
@@ -68,21 +72,40 @@ def preloaded_python(of: Interpreter = HERE) -> Path:
 
 @functools.cache  # whose keys are arguments as given: a default that is said would be another one
 def _started(of: Interpreter) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="preloaded-"))
-    path = folder / "socket"
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"of-{os.getpid()}")
+    digest = hashlib.sha256(repr(of).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"preloaded-{run}-{digest}"
+    folder.mkdir(0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "socket").exists():
+            os.open(folder / "users", os.O_WRONLY | os.O_NONBLOCK)  # until this process ends; raises without a server
+        else:
+            _start(of, folder)
+    return folder / "python"
+
+
+def _start(of: Interpreter, folder: Path) -> None:
+    """Starts the server; it ends when no process has the pipe `users` open any more."""
+    users = folder / "users"
+    users.unlink(missing_ok=True)  # of a server that did not start
+    os.mkfifo(users)
+    reading = os.open(users, os.O_RDONLY | os.O_NONBLOCK)  # which does not wait for a writer
+    writing = os.open(users, os.O_WRONLY)
     server = subprocess.Popen(
-        [of.python, "-m", "tests.preloaded.server", str(path)],
-        stdin=subprocess.PIPE,
+        [of.python, "-m", "tests.preloaded.server", str(folder / "socket")],
+        stdin=reading,
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, **dict(of.variables), "OPENBLAS_NUM_THREADS": "1"},  # whose threads would not survive a fork
     )
-    atexit.register(_end, server, folder)
+    os.close(reading)
+    atexit.register(_end, server, writing, folder)
     assert server.stdout is not None
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"the server of preloaded processes ended with code {server.wait()}")
     python = folder / "python"
-    python.write_text(_STAND_IN.format(python=of.python, path=str(path)))
+    python.write_text(_STAND_IN.format(python=of.python, path=str(folder / "socket")))
     command = folder / "elastable"
     command.write_text(f'#!/bin/sh\nexec {python} -m elastable "$@"\n')
     for file in (python, command):
@@ -90,13 +113,12 @@ def _started(of: Interpreter) -> Path:
     for file in Path(sys.executable).parent.iterdir():
         if file.name.startswith(("mpi", "hydra")):  # which the command looks for next to its Python
             (folder / file.name).symlink_to(file)
-    return python
 
 
-def _end(server: subprocess.Popen[bytes], folder: Path) -> None:
-    assert server.stdin is not None
+def _end(server: subprocess.Popen[bytes], writing: int, folder: Path) -> None:
+    """Waits for the server, and so for the other processes of the run, which end at the same time."""
     assert server.stdout is not None
-    server.stdin.close()
+    os.close(writing)
     server.wait(60)
     server.stdout.close()
     shutil.rmtree(folder, ignore_errors=True)

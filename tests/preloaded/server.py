@@ -126,7 +126,7 @@ class _Forks:
         return self._child
 
     def _end(self) -> None:
-        """Stdin has closed: the process that started the server is gone."""
+        """Stdin has closed: the processes that use the server are gone."""
         self._over = True
         for pid in self._processes.values():
             os.kill(pid, signal.SIGKILL)

@@ -255,7 +255,7 @@ def test_a_tls_handshake_that_never_ends_is_ended(
     monkeypatch: pytest.MonkeyPatch, secured: tuple[Credentials, ssl.SSLContext], trickles: bool
 ) -> None:
     credentials, tls = secured
-    monkeypatch.setitem(LISTENERS, "HTTP", replace(LISTENERS["HTTP"], silent_s=1.0))
+    monkeypatch.setitem(LISTENERS, "HTTP", replace(LISTENERS["HTTP"], silent_s=3.0))
     with served(credentials) as server, connection(server) as client:
         client.sendall(HALF_A_HELLO)
         assert get(f"{server.url}healthz", tls=tls).status == 200

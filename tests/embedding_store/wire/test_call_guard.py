@@ -314,10 +314,13 @@ def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitS
     assert f"the longest here has {MAX_CONTROL_BYTES}" in refused(bytes(MAX_CONTROL_BYTES + 1))
     for _ in range(500):
         refused(b"\xff" * 1000)
-    before = resident_bytes()
-    for _ in range(2_000):
-        refused(b"\xff" * 1000)
-    assert resident_bytes() - before < 12 << 20  # 16 KB for each would be 32 MB
+    grown = []
+    for _ in range(3):  # what other threads take meanwhile is not taken each time
+        before = resident_bytes()
+        for _ in range(700):
+            refused(b"\xff" * 1000)
+        grown.append(resident_bytes() - before)
+    assert min(grown) < 5 << 20, grown  # 16 KB for each would be 11 MB
 
 
 def test_a_call_without_room_takes_that_of_the_most_silent(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

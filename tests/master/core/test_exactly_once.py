@@ -115,7 +115,7 @@ class Post(threading.Thread):
     def run(self) -> None:
         bag: list[tuple[float, api.Push]] = []
         seen: list[api.Push] = []
-        with MasterClient(self._address, deadline_s=20.0, session=SESSION) as client:
+        with MasterClient(self._address, deadline_s=120.0, session=SESSION) as client:
             while True:
                 try:
                     message = self.messages.get(timeout=0.02)

@@ -101,7 +101,9 @@ def test_an_outbox_is_forgotten_with_its_sender(store: SharedMemoryStore) -> Non
     message, plan = channel.put([np.arange(3)]), BodyPlan("GradientFrame")
     plan.add("values", (3,), np.dtype(np.int64))
     assert store.channels.read(message, plan)[0].tolist() == [0, 1, 2]
-    before = len(os.listdir("/proc/self/fd"))
+    door = f"@{store.attachments.name}\n"
+    assert Path("/proc/net/unix").read_text().count(door) == 2  # it listens, and has let this one in
+    assert open_descriptors([channel._fd]) == 2
     channel.close()
 
     def gone() -> bool:
@@ -112,7 +114,7 @@ def test_an_outbox_is_forgotten_with_its_sender(store: SharedMemoryStore) -> Non
         return False
 
     until(gone)
-    until(lambda: len(os.listdir("/proc/self/fd")) <= before - 3)  # two ends of the connection, and the memory
+    until(lambda: open_descriptors([channel._fd]) == Path("/proc/net/unix").read_text().count(door) == 1)
     with pytest.raises(Unsupported):
         SharedChannels().read(SharedMessage(1, 1), plan)
 

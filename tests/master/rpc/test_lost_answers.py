@@ -70,7 +70,7 @@ def test_a_push_whose_answer_was_lost_counts_once(served: Served, proxy: TcpProx
 def test_half_open_sessions_end_on_both_sides(served: Served, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within twice `KEEPALIVE_MS`, of which there is less here, so that nobody waits for it."""
     assert leases(served) == 0
-    alive = 1_500  # a machine that is suspended for so long ends the session, too
+    alive = 3_000  # a machine that is suspended for so long ends the session, too
     keepalive = [(name, alive) for name, value in connection.KEEPALIVE_OPTIONS if value == connection.KEEPALIVE_MS]
     assert len(keepalive) == 3
     monkeypatch.setattr(connection, "_CHANNEL_OPTIONS", _with(connection._CHANNEL_OPTIONS, keepalive))

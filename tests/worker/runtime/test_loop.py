@@ -122,7 +122,7 @@ class Life:
 class Working:
     def __init__(self, worker: Worker, client: MasterClient, source: RowSource) -> None:
         self.failures: list[ElastableError] = []
-        self.worker, self._client, self._source = worker, client, source
+        self.worker, self.client, self._source = worker, client, source
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> "Working":
@@ -138,7 +138,7 @@ class Working:
     def end(self) -> list[ElastableError]:
         self._thread.join(timeout=90)
         self._source.close()
-        self._client.close()
+        self.client.close()
         assert not self._thread.is_alive()
         return self.failures
 
@@ -193,7 +193,8 @@ def test_nobody_waits_for_a_master_that_has_ended_to_hear_of_a_lost_store(
     error: ElastableError, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life()
-    worker = worker_of(life.address, client_s=0.2).worker
+    working = worker_of(life.address)
+    worker, working.client._connection.deadline_s = working.worker, 0.2
     life.server.stop(0.0)
     session = worker._session
     assert isinstance(session, RemoteSession)
@@ -327,7 +328,7 @@ def test_a_worker_of_an_asynchronous_job_begins_anew(expected: np.ndarray) -> No
 def test_a_master_that_is_never_where_its_store_is_is_given_up() -> None:
     """No restart: its rows stay at an earlier version for longer than the deadline."""
     behind, life, seen = Life(), Life(), list[int]()
-    working = worker_of(life.address, deadline_s=1.0, rows_of=behind.address).start()
+    working = worker_of(life.address, deadline_s=5.0, rows_of=behind.address).start()
     with running(life, At({*range(2, VERSIONS)}, lambda: seen.append(1))):
         (failure,) = working.end()
     behind.server.stop(0)

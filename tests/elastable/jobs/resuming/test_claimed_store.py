@@ -44,7 +44,7 @@ def begin(store: MemoryStore) -> Progress:
 
 def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     with left_behind() as store:
-        store.pin(lease_s=0.4)
+        store.pin(lease_s=2.0)
         with caplog.at_level(logging.WARNING):
             assert begin(store) == Progress()
         assert (store.version(), store.row_count("t")) == (0, 0)
