@@ -14,8 +14,8 @@ from tests.chaos.stores import KINDS
 from tests.servers import redis_binary, valkey_binary
 
 _LIMIT_S = 900.0
-_KINDS = ["servers", "flushed"]
-_SCHEDULES = ["--schedules", "2", "--first-seed", "23158", "--jobs", "2"]
+_KINDS = ["redis", "servers", "shards", "flushed"]
+_SCHEDULES = ["--schedules", "4", "--first-seed", "23158", "--jobs", "4"]
 _SCHEDULES += [word for kind in _KINDS for word in ("--kind", kind)]
 
 
@@ -52,7 +52,7 @@ def test_a_schedule_is_a_pure_function_of_its_seed() -> None:
 @pytest.mark.timeout(960)
 def test_disturbed_jobs_end_as_undisturbed_ones(server_binary: Path) -> None:
     tally = chaos(server_binary, _SCHEDULES)
-    assert re.search(r"DIVERGENCES +0 of 2 schedules", tally), tally
+    assert re.search(r"DIVERGENCES +0 of 4 schedules", tally), tally
     assert re.search(r"keras +[1-9]", tally), tally
     assert re.search(r"kill master +[1-9]", tally), tally
 

@@ -12,7 +12,7 @@ from tests.keras_table.keras_names import keras_names
 from tests.keras_table.page import OTHERS, SECTIONS, Verdicts, page, verdicts
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
-STRIDE = 48  # of the rows that run here; all of them do at night
+STRIDE = 24  # of the rows that run here; all of them do at night
 ALL = [case for cases in SECTIONS.values() for case in cases]
 
 

@@ -17,13 +17,13 @@ import pytest
 _KEY = "elastable-seed"
 
 # Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
-hypothesis.settings.register_profile("elastable", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile("elastable", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("elastable-quick", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.register_profile("elastable-random", deadline=None)
 
 
 def examples(count: int) -> int:
-    """Of an expensive Hypothesis test: a seventh in `make test`, a tenth with `--quick`, all with a random seed."""
+    """Of an expensive Hypothesis test: a quarter in `make test`, a tenth with `--quick`, all with a random seed."""
     profile = hypothesis.settings.default
     return max(1, count * profile.max_examples // 200) if profile is not None and profile.derandomize else count
 
