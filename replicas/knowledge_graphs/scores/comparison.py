@@ -1,6 +1,7 @@
 """What a query is compared with candidates by: the half of a score function that costs time; all distances."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -12,9 +13,6 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
 Size = Callable[[Float64, Float64, int], Float64]
 """`size(queries, highest, norm)`: float64 `[b]`; see `Comparison`."""
-
-NORMS = (1, 2)
-"""The norms of distances."""
 
 _PAIRS_A_THREAD = 2048
 _COLUMNS_A_THREAD = 16
@@ -40,7 +38,7 @@ class Comparison:
     def __init__(
         self, forward: Callable[..., None], backward: Callable[..., None], size: Size, parts: int, norm: int = 1
     ) -> None:
-        if norm not in NORMS:
+        if norm not in (1, 2):
             raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
         self._forward, self._backward, self._size, self._parts, self.norm = forward, backward, size, parts, norm
 
@@ -130,22 +128,27 @@ Spread = Callable[[Columns, Columns, Columns, Columns, int, np.float32], None]
 """`spread(query, row, to_query, to_row, j, step)`: adds to gradients, given that of term j."""
 
 
-def distance_comparison(
-    term: Term, spread: Spread, query_parts: int, row_parts: int, size: Size, norm: int, blocks: int = 1
-) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class Distance:
     """Minus the norm 1 or 2 of the vector of `term`s of a pair.
 
-    Args:
-        term, spread: The same functions at each call, as kernels are compiled once for each.
+    Attributes:
+        term, spread: The same functions at each use, as kernels are compiled once for each.
+        size: As of `Comparison`.
         query_parts, row_parts: Into how many equal parts queries and rows are cut for them.
-        size, norm: As of `Comparison`.
         blocks: Queries and rows are first cut into as many blocks, whose norms are added.
-
-    Raises:
-        BadInput: another norm than 1 or 2.
     """
-    kernels = _distance_kernels(term, spread, query_parts, row_parts, blocks)
-    return Comparison(*kernels, size, blocks * row_parts, norm)
+
+    term: Term
+    spread: Spread
+    size: Size
+    query_parts: int
+    row_parts: int
+    blocks: int = 1
+
+    def by(self, norm: int) -> Comparison:
+        """Raises BadInput for another norm than 1 or 2."""
+        return Comparison(*_distance_kernels(self), self.size, self.blocks * self.row_parts, norm)
 
 
 @summing_inlined
@@ -167,10 +170,9 @@ _CUTS = {1: _one, 2: _two, 3: _three}
 
 
 @cache
-def _distance_kernels(
-    term: Term, spread: Spread, query_parts: int, row_parts: int, blocks: int
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    term, spread = summing_inlined(term), summing_inlined(spread)
+def _distance_kernels(kind: Distance) -> tuple[Callable[..., None], Callable[..., None]]:
+    term, spread = summing_inlined(kind.term), summing_inlined(kind.spread)
+    query_parts, row_parts, blocks = kind.query_parts, kind.row_parts, kind.blocks
     cut_query, cut_row = _CUTS[query_parts], _CUTS[row_parts]
 
     @summing_inlined
@@ -248,11 +250,6 @@ def _distance_kernels(
 # Minus a distance of a query from its candidates: of vectors, complex numbers, linear forms, points from boxes
 
 
-def distance(norm: int) -> Comparison:
-    """`-|q - e|` by the norm 1 or 2; a query is as wide as a row."""
-    return distance_comparison(_difference, _spread_difference, 1, 1, _difference_size, norm)
-
-
 def _difference(query: Columns, row: Columns, j: int) -> np.float32:
     x: np.float32 = query[0][j] - row[0][j]
     return x
@@ -269,13 +266,8 @@ def _difference_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return length(np.abs(queries) + highest, norm)
 
 
-def modulus() -> Comparison:
-    """`-sum |q_j - e_j|` over complex numbers: all real parts of a row, then all imaginary ones.
-
-    The modulus of each complex difference, as in RotatE (Sun et al., 2019), not
-    the sum of the absolute values of its two parts.
-    """
-    return distance_comparison(_modulus, _spread_modulus, 2, 2, _modulus_size, 1)
+DIFFERENCE = Distance(_difference, _spread_difference, _difference_size, 1, 1)
+"""`-|q - e|`; a query is as wide as a row."""
 
 
 def _modulus_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -302,9 +294,11 @@ def _spread_modulus(query: Columns, row: Columns, to_query: Columns, to_row: Col
     to_row[1][j] -= share * y
 
 
-def affine(norm: int) -> Comparison:
-    """`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row."""
-    return distance_comparison(_affine, _spread_affine, 2, 1, _affine_size, norm)
+MODULUS = Distance(_modulus, _spread_modulus, _modulus_size, 2, 2)
+"""`-sum |q_j - e_j|` over complex numbers, by the norm 1: all real parts of a row, then all imaginary ones.
+
+The modulus of each complex difference, as in RotatE (Sun et al., 2019), not the sum of the sizes of its two parts.
+"""
 
 
 def _affine(query: Columns, row: Columns, j: int) -> np.float32:
@@ -324,9 +318,8 @@ def _affine_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return length(a + b * highest, norm)
 
 
-def affine_of_two(norm: int) -> Comparison:
-    """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
-    return distance_comparison(_affine_of_two, _spread_affine_of_two, 3, 2, _affine_size_of_two, norm)
+AFFINE = Distance(_affine, _spread_affine, _affine_size, 2, 1)
+"""`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row."""
 
 
 def _affine_of_two(query: Columns, row: Columns, j: int) -> np.float32:
@@ -350,6 +343,10 @@ def _affine_size_of_two(queries: Float64, highest: Float64, norm: int) -> Float6
     return length(a + b * e + c * f, norm)
 
 
+AFFINE_OF_TWO = Distance(_affine_of_two, _spread_affine_of_two, _affine_size_of_two, 3, 2)
+"""`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
+
+
 _SMALLEST = np.float32(1e-12)  # a row of zeros stays one
 
 
@@ -371,15 +368,6 @@ def unit_length_gradients(rows: Float32, gradients: Float32) -> Float32:
 def _lengths(rows: Float32) -> Float32:
     lengths: Float32 = np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), _SMALLEST)[:, None]
     return lengths
-
-
-def boxes(norm: int) -> Comparison:
-    """`-|D(e + x, v)| - |D(f + y, w)|`; a row is `[e, f]`, a query `[x, v, y, w]`.
-
-    `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
-    that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
-    """
-    return distance_comparison(_far, _spread_far, 2, 1, _box_size, norm, blocks=2)
 
 
 def _box_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -410,3 +398,11 @@ def _spread_far(query: Columns, row: Columns, to_query: Columns, to_row: Columns
     to_row[0][j] += step * along
     to_query[0][j] += step * along
     to_query[1][j] += step * by_width
+
+
+BOXES = Distance(_far, _spread_far, _box_size, 2, 1, blocks=2)
+"""`-|D(e + x, v)| - |D(f + y, w)|`; a row is `[e, f]`, a query `[x, v, y, w]`.
+
+`D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
+that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
+"""
