@@ -13,7 +13,6 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SOFTMAX
-from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function
 
 WHOLE_SOFTMAX = "whole-softmax"
@@ -401,6 +400,6 @@ def _duration(minutes: float) -> str:
 
 def _epoch_seconds(settings: TrainSettings, entities: int, triples: int, cores: int) -> float:
     score = score_function(settings.model, settings.dim, settings.norm)
-    pace = _PRODUCT_PACE if isinstance(score.comparison, Dot) else _DISTANCE_PACE
+    pace = _PRODUCT_PACE if score.comparison.is_product else _DISTANCE_PACE
     scores = 2.0 * triples * entities  # both directions
     return scores * (6 * score.entity_width + _EXPONENTIAL) / (pace * cores)

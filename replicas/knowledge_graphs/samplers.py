@@ -420,7 +420,8 @@ class TypedNegatives(RandomNegatives):
         first = np.stack([np.arange(entities), kind_of], axis=1)
         entity, kind = np.unique(np.concatenate([first, more]), axis=0).T  # by entity, then type
         # The types of entity e are `types[ends[e]:ends[e + 1]]`.
-        self._types, self._ends = kind, np.searchsorted(entity, np.arange(entities + 1))
+        self._types: Int64 = kind
+        self._ends = np.searchsorted(entity, np.arange(entities + 1))
         # The rows of type t on shard s are `rows[bounds[s, t]:bounds[s, t + 1]]`, one more than there are at the end.
         shard, row, kinds = sharding.shard_of[entity].astype(np.int64), sharding.row_of[entity], int(kind.max()) + 1
         order, places = np.lexsort((row, kind, shard)), np.arange(sharding.shards)[:, None] * kinds

@@ -1,4 +1,4 @@
-"""What a query is compared with candidates by: the half of a score function that costs time; all distances."""
+"""How queries are compared with candidates, the half of a score function that costs time: products, distances."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.replicas.knowledge_graphs.scores import dot_products
 
 Size = Callable[[Float64, Float64, int], Float64]
 """`size(queries, highest, norm)`: float64 `[b]`; see `Comparison`."""
@@ -27,6 +28,8 @@ class Comparison:
 
     Threads share the queries forward, and the columns backward, so that nobody meets.
 
+    A dot product of many queries with one list is a matrix product, and not by the kernels.
+
     Args:
         forward: Scores the queries `start..stop`.
         backward: Adds to the columns `start..stop` (in units of `columns`) of both gradients.
@@ -40,6 +43,7 @@ class Comparison:
     ) -> None:
         if norm not in (1, 2):
             raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
+        self.is_product = forward is _dot_forward
         self._forward, self._backward, self._size, self._parts, self.norm = forward, backward, size, parts, norm
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
@@ -55,6 +59,9 @@ class Comparison:
             float32 `[b, n]`.
         """
         scores = np.empty((len(queries), places.shape[1]), queries.dtype)
+        if self.is_product and len(places) == 1 < len(queries):
+            dot_products.products(queries, rows, places[0], scores, pool)
+            return scores
         fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
         arguments = queries, rows, places, scores, self.norm
         pool.run(lambda start, stop: self._forward(*arguments, start, stop), len(queries), fewest)
@@ -105,11 +112,57 @@ class Comparison:
         Returns:
             Gradients of the queries, float32 `[b, query width]`.
         """
+        if self.is_product and len(places) == 1 < len(queries):
+            shared = places[0], score_gradients, row_places[0], row_gradients
+            return dot_products.product_gradients(queries, rows, *shared, pool)
         to_queries = np.zeros_like(queries)
         given = queries, rows, places, scores, score_gradients, row_places, row_gradients, to_queries, self.norm
         columns = rows.shape[1] // self._parts
         pool.run(lambda start, stop: self._backward(*given, start, stop), columns, _COLUMNS_A_THREAD)
         return to_queries
+
+
+@summing_kernel
+def _dot_forward(
+    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
+) -> None:
+    for q in range(start, stop):
+        query, group = queries[q], places[q]
+        for k in range(len(group)):
+            row, total = rows[group[k]], np.float32(0)
+            for j in range(len(row)):
+                total += query[j] * row[j]
+            scores[q, k] = total
+
+
+@summing_kernel
+def _dot_backward(
+    queries: Float32,
+    rows: Float32,
+    places: Int64,
+    scores: Float32,
+    score_gradients: Float32,
+    row_places: Int64,
+    row_gradients: Float32,
+    query_gradients: Float32,
+    norm: int,
+    start: int,
+    stop: int,
+) -> None:
+    for q in range(len(queries)):
+        query, to_query = queries[q, start:stop], query_gradients[q, start:stop]
+        for k in range(places.shape[1]):
+            g = score_gradients[q, k]
+            if g != np.float32(0):
+                row, to_row = rows[places[q, k], start:stop], row_gradients[row_places[q, k], start:stop]
+                for j in range(stop - start):
+                    to_query[j] += g * row[j]
+                    to_row[j] += g * query[j]
+
+
+def dot() -> Comparison:
+    """`q . e`."""
+    return Comparison(_dot_forward, _dot_backward, lambda queries, highest, norm: np.abs(queries) @ highest, 1)
 
 
 def length(terms: Float64, norm: int) -> Float64:

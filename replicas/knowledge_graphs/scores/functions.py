@@ -22,10 +22,10 @@ from elastable.replicas.knowledge_graphs.scores.comparison import (
     DIFFERENCE,
     MODULUS,
     Distance,
+    dot,
     to_unit_length,
     unit_length_gradients,
 )
-from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -134,7 +134,7 @@ class ScoreFunction(ABC):
             raise BadInput(f"{self.name} of dim {dim}: rows hold real and imaginary parts, so dim must be even")
         self.dim = dim
         by = norm if norm is not None else (*self.norms, 1)[0]
-        self.comparison = Dot() if self.distance is None else self.distance.by(by)
+        self.comparison = dot() if self.distance is None else self.distance.by(by)
         self.entity_width, self.relation_width = (parts[-1].last for parts in self.layout().values())
         self.query_width = self.query_parts * self._each
         self.entities, self.relations = self.initial[0](dim), self.initial[-1](dim)
