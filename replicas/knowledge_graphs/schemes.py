@@ -372,19 +372,12 @@ class Dropout:
     Masks do not depend on what was drawn before, so a resumed run has the same ones.
 
     Args:
-        share: The share of values that become 0, from 0 to below 1.
+        share: The share of values that become 0, from 0 to below 1 (`TrainSettings` sees to it).
         seed: Seed of the masks.
-
-    Raises:
-        BadInput: another share.
     """
 
     share: float
     seed: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise BadInput(f"dropout {self.share}: the share of values that become 0 is from 0 to below 1")
 
     def masks(self, batch: StepBatch, side: Side, given: Float32, relation: Float32) -> tuple[Float32, Float32]:
         """What the values of one side's queries are multiplied by, of given entities and of relations of these shapes:

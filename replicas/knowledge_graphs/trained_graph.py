@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -205,6 +205,9 @@ class TrainedGraph:
         return found
 
 
+FORMATS = ("numpy", "parquet")
+
+
 def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Path]:
     """Writes a model into a new folder, in which a file `model.json` says what the columns of rows are.
 
@@ -228,12 +231,11 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Pa
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        tables = {"entities": trained.embeddings(), "relations": trained.model.relations}
-        dense = dict(trained.model.score.dense)
-        FORMATS[kind](draft, names, tables)
-        for name, value in dense.items():
+        for table, rows in (("entities", trained.embeddings()), ("relations", trained.model.relations)):
+            _save_table(draft / table, kind, names[table], rows)
+        for name, value in trained.model.score.dense.items():
             np.save(draft / f"{name}.npy", value)
-        about = {"format": kind, "settings": trained.settings.as_json(), **_about(trained, dense)}
+        about = {"format": kind, "settings": trained.settings.as_json(), **_about(trained)}
         (draft / "model.json").write_text(json.dumps(about, indent=2) + "\n")
         draft.replace(folder)
     except OSError as error:
@@ -243,7 +245,7 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Pa
     return sorted(folder.iterdir())
 
 
-def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, object]:
+def _about(trained: TrainedGraph) -> dict[str, object]:
     score = trained.model.score
     return {
         "model": score.name,
@@ -254,28 +256,15 @@ def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, obj
             kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
             for kind, parts in score.layout().items()
         },
-        "further_variables": {name: list(value.shape) for name, value in dense.items()},
+        "further_variables": {name: list(value.shape) for name, value in score.dense.items()},
     }
 
 
-Tables = Mapping[str, Float32]
-
-
-def _numpy(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables) -> None:
-    for table, rows in tables.items():
-        np.save(folder / f"{table}.npy", rows)
-        (folder / f"{table}.txt").write_text("".join(f"{name}\n" for name in names[table]), encoding="utf-8")
-
-
-def _parquet(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables) -> None:
-    for table, rows in tables.items():
-        embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-        columns = {"id": pa.array(np.arange(len(rows))), "name": pa.array(names[table]), "embedding": embedding}
-        pyarrow.parquet.write_table(pa.table(columns), folder / f"{table}.parquet")
-
-
-FORMATS: Mapping[str, Callable[[Path, Mapping[str, Sequence[str]], Tables], None]] = {
-    "numpy": _numpy,
-    "parquet": _parquet,
-}
-"""Formats by name."""
+def _save_table(file: Path, kind: str, names: Sequence[str], rows: Float32) -> None:
+    if kind == "numpy":
+        np.save(f"{file}.npy", rows)
+        Path(f"{file}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        return
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    columns = {"id": pa.array(np.arange(len(rows))), "name": pa.array(names), "embedding": embedding}
+    pyarrow.parquet.write_table(pa.table(columns), f"{file}.parquet")
