@@ -576,6 +576,14 @@ SCORES: Mapping[str, type[ScoreFunction]] = MappingProxyType({maker.name: maker 
 """All score functions."""
 
 
+def score_named(name: str) -> type[ScoreFunction]:
+    """One of `SCORES`, in upper or lower case. Raises BadInput for an unknown name."""
+    maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
+    if maker is None:
+        raise BadInput(f"score function {name!r}: known are {', '.join(SCORES)}")
+    return maker
+
+
 def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) -> ScoreFunction:
     """A score function.
 
@@ -589,7 +597,4 @@ def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) 
     Raises:
         BadInput: an unknown name, an invalid dim or norm, or a norm of a score that has none.
     """
-    maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
-    if maker is None:
-        raise BadInput(f"score function {name!r}: known are {', '.join(SCORES)}")
-    return maker(dim, norm, seed)
+    return score_named(name)(dim, norm, seed)
