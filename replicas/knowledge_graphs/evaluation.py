@@ -13,7 +13,7 @@ from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
-from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
 from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, Ranks
@@ -421,8 +421,6 @@ class Evaluation:
     """Ranks triples over the group; every member calls it with the same triples and gets the same metrics.
 
     Args:
-        reciprocal: Whether head queries are tail queries of inverse relations.
-        relations: Number of relations, without inverse ones.
         known: True triples `[N, 3]` that do not compete: all splits.
         ties: "average", "optimistic" or "pessimistic" ranks.
         among: The entities that answers are ranked among, for all queries or for each triple; all by default.
@@ -432,18 +430,12 @@ class Evaluation:
     def __init__(
         self,
         model: ShardedModel,
-        reciprocal: bool,
-        relations: int,
         *known: Int32,
         ties: str = "average",
         among: Candidates | TripleCandidates | None = None,
         pool: RangePool = SERIAL,
     ) -> None:
-        self._model, self._reciprocal, self._relations, self._ties = model, reciprocal, relations, ties
-        every = np.concatenate(known) if known else np.empty((0, 3), np.int32)
-        if reciprocal:
-            every = with_inverses(every, relations)
-        self._known = KnownTriples.create(model.sharding.entities, len(model.relations), every)
+        self._model, self._ties, self._known = model, ties, model.known(*known)
         self._scores = AllScores(model, pool=pool)
         self._listed = among if isinstance(among, TripleCandidates) else None
         self._among = among if isinstance(among, Candidates) else _EVERY
@@ -472,7 +464,7 @@ class Evaluation:
             raise BadInput(f"candidates are listed for {len(listed.heads):,} triples; {len(triples):,} are ranked")
         parts = [np.empty((0, 4), np.int64)]
         for place, side in enumerate(SIDES):
-            asked, of = as_asked(triples, side, self._relations, self._reciprocal)
+            asked, of = self._model.asked(triples, side)
             for queries in query_batches(asked, sharding, of, max(1, _QUERIES // group.size), group.rank):
                 if listed is None:
                     ranks = self._scores.ranks(queries, self._known, self._among)
@@ -485,10 +477,3 @@ class Evaluation:
         everyones = np.concatenate(group.all_gather_uneven(np.concatenate(parts)))
         triple, side_of, optimistic, pessimistic = everyones[np.lexsort((everyones[:, 0], everyones[:, 1]))].T
         return QueryRanks(triple, side_of, Ranks(optimistic, pessimistic))
-
-
-def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tuple[Int32, Side]:
-    """The triples and side of the model's query: with reciprocal relations, tails of inverse triples."""
-    if side == "head" and reciprocal:
-        return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
-    return triples, side

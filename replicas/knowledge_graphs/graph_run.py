@@ -271,8 +271,7 @@ class _TrainingLoop:
         pool, types = RangePool(max(1, available_cores() // group.size)), (graph.entity_types, graph.further_types)
         self._run, self._tell, self._first = run, tell, group.rank == 0
         self._trainer = GraphTrainer(group, settings, len(graph.entities), relations, graph.train, pool, *types)
-        known = graph.train, graph.valid, graph.test
-        self._evaluation = Evaluation(self._trainer.model, settings.reciprocal, relations, *known, pool=pool)
+        self._evaluation = Evaluation(self._trainer.model, graph.train, graph.valid, graph.test, pool=pool)
         self._identity = graph_identity(graph, run.source)
         self._place, self._best = _begun(run, self._trainer, self._identity)
         if self._first:

@@ -106,6 +106,19 @@ class ShardedModel:
             batch = UpdateBatch(rows, rows, np.ascontiguousarray(found[name]), step, rate)
             self._optimizer.apply(value, self._slots[name], batch)
 
+    def asked(self, triples: Int32, side: Side) -> tuple[Int32, Side]:
+        """The triples and side of its query for an end of triples: with reciprocal relations, tails of inverse ones."""
+        if side == "head" and self.settings.reciprocal:
+            return triples[:, ::-1] + np.array([0, len(self.relations) // 2, 0], np.int32), "tail"
+        return triples, side
+
+    def known(self, *triples: Int32) -> KnownTriples:
+        """True triples, int32 `[N, 3]` each, for queries to it: with reciprocal relations, inverse ones, too."""
+        every = np.concatenate(triples) if triples else np.empty((0, 3), np.int32)
+        if self.settings.reciprocal:
+            every = with_inverses(every, len(self.relations) // 2)
+        return KnownTriples.create(self.sharding.entities, len(self.relations), every)
+
     def state(self) -> dict[str, Array]:
         """Weights and slots by name, entities by global id; every member calls it and gets the whole state."""
         return {
@@ -274,13 +287,13 @@ def _scheme(model: ShardedModel, triples: Int32, pool: RangePool) -> Scheme:
     smoothing = settings.label_smoothing
     if settings.loss == KVSALL:
         known = KnownTriples.create(sharding.entities, len(model.relations), triples)
-        return KvsAll(group, score, sharding, known, smoothing, pool, dropout)
+        return KvsAll(group, score, sharding, ("tail",), smoothing, known=known, pool=pool, dropout=dropout)
     if settings.loss == WHOLE_SOFTMAX:
         sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
-        return WholeSoftmax(group, score, sharding, sides, smoothing, pool, dropout)
+        return WholeSoftmax(group, score, sharding, sides, smoothing, pool=pool, dropout=dropout)
     kind: type[CandidateScheme] = EmbeddingMoving if settings.scheme == "embedding-moving" else ScoreMoving
     loss = Loss(settings.loss, settings.margin, settings.adversarial, sharding.entities)
-    return kind(group, score, loss, pool, dropout)
+    return kind(group, score, loss, pool=pool, dropout=dropout)
 
 
 def _sampler(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Scored:
     backward: Callable[[Float32, Float32], StepGradients]
 
 
+@dataclass(eq=False)
 class Scheme(ABC):
     """How the triples of n workers are scored, and what the gradients of their loss are.
 
@@ -74,10 +75,11 @@ class Scheme(ABC):
         dropout: Of the given entities and relations of queries; None: none.
     """
 
-    def __init__(
-        self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL, dropout: "Dropout | None" = None
-    ) -> None:
-        self.group, self.score, self.pool, self.dropout = group, score, pool, dropout
+    group: ReplicaGroup
+    score: ScoreFunction
+    _: KW_ONLY
+    pool: RangePool = SERIAL
+    dropout: "Dropout | None" = None
 
     @abstractmethod
     def step(
@@ -104,6 +106,7 @@ class Scheme(ABC):
             )
 
 
+@dataclass(eq=False)
 class CandidateScheme(Scheme):
     """A scheme whose triples are scored with the candidates of their batch; `loss` compares both.
 
@@ -111,22 +114,13 @@ class CandidateScheme(Scheme):
         group, score, pool, dropout: As of `Scheme`.
     """
 
-    def __init__(
-        self,
-        group: ReplicaGroup,
-        score: ScoreFunction,
-        loss: Loss,
-        pool: RangePool = SERIAL,
-        dropout: "Dropout | None" = None,
-    ) -> None:
-        super().__init__(group, score, pool, dropout)
-        self._loss = loss
+    loss: Loss
 
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
     ) -> tuple[float, StepGradients]:
         scored = self.forward(batch, entities, relations)
-        loss, *slopes = self._loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
+        loss, *slopes = self.loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
         return loss, scored.backward(*slopes)
 
     @abstractmethod
@@ -397,6 +391,7 @@ class Dropout:
 _ROWS_A_THREAD = 8
 
 
+@dataclass(eq=False)
 class WholeSoftmax(Scheme):
     """The loss of a step, `-log softmax` of the answers among all entities, and its gradients.
 
@@ -416,21 +411,14 @@ class WholeSoftmax(Scheme):
         smoothing: Label smoothing, 0 to 1.
     """
 
-    def __init__(
-        self,
-        group: ReplicaGroup,
-        score: ScoreFunction,
-        sharding: Sharding,
-        sides: tuple[Side, ...] = ("tail",),
-        smoothing: float = 0.0,
-        pool: RangePool = SERIAL,
-        dropout: Dropout | None = None,
-    ) -> None:
-        super().__init__(group, score, pool, dropout)
-        for side in sides:
-            score.require_side(side)
-        self._sharding, self._sides, self._smoothing = sharding, sides, smoothing
-        self._held = int(sharding.counts[group.rank])  # entities of this shard; further rows are padding
+    sharding: Sharding
+    sides: tuple[Side, ...] = ("tail",)
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for side in self.sides:
+            self.score.require_side(side)
+        self._held = int(self.sharding.counts[self.group.rank])  # entities of this shard; further rows are padding
 
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
@@ -443,10 +431,10 @@ class WholeSoftmax(Scheme):
         ready = self.score.prepared(raw)
         to_all = np.zeros_like(ready)
         heads = entities[batch.head.reshape(-1)]
-        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self._sides else heads
+        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self.sides else heads
         to_ends, to_relations = dict[Side, Float32](), np.zeros_like(relations)
         dense, loss = dict[str, Float32](), 0.0
-        for side in self._sides:
+        for side in self.sides:
             given, to_related = heads if side == "tail" else tails, np.zeros_like(relations)
             relation = batch.relation.reshape(-1).astype(np.int64)
             asked = SideQueries(self, batch, side, self.score.prepared(given), relation, relations)
@@ -489,12 +477,12 @@ class WholeSoftmax(Scheme):
         )
         totals = self.group.all_reduce(totals)
         self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)
-        most = np.float32(1 - self._smoothing)
+        most = np.float32(1 - self.smoothing)
         slopes[asked, answers] -= most * weight[asked]
         losses = np.log(totals[asked], dtype=np.float64) + highest[asked] - most * scores[asked, answers]
         loss = float(np.sum(losses * weight[asked]))
-        if self._smoothing:
-            rest = np.float32(self._smoothing / self._sharding.entities) * weight
+        if self.smoothing:
+            rest = np.float32(self.smoothing / self.sharding.entities) * weight
             loss -= float(np.sum(rest * scores.sum(axis=1, dtype=np.float64)))
             slopes -= rest[:, None]
         return loss, slopes
@@ -529,6 +517,7 @@ def distinct_queries(triples: Int32) -> Int32:
     return np.ascontiguousarray(triples[np.sort(first)])
 
 
+@dataclass(eq=False)
 class KvsAll(WholeSoftmax):
     """The loss of a step's queries (head, relation, ?), each of which has all its known tails as answers.
 
@@ -541,37 +530,26 @@ class KvsAll(WholeSoftmax):
         known: The training triples, whose tails are answers.
     """
 
-    def __init__(
-        self,
-        group: ReplicaGroup,
-        score: ScoreFunction,
-        sharding: Sharding,
-        known: KnownTriples,
-        smoothing: float = 0.0,
-        pool: RangePool = SERIAL,
-        dropout: Dropout | None = None,
-    ) -> None:
-        super().__init__(group, score, sharding, ("tail",), smoothing, pool, dropout)
-        self._known = known
+    known: KnownTriples = field(kw_only=True)
 
     def _loss(self, side: Side, batch: StepBatch, scores: Float32, weight: Float32) -> tuple[float, Float32]:
         query, column = self._labels(batch)
         slopes, losses = np.empty_like(scores), np.empty(len(scores), np.float64)
-        rest = np.float32(self._smoothing / self._sharding.entities)
+        rest = np.float32(self.smoothing / self.sharding.entities)
         self.pool.run(
             lambda start, stop: _pushed(scores, weight, rest, slopes, losses, start, stop), len(scores), _ROWS_A_THREAD
         )
-        most = np.float32(1 - self._smoothing)
+        most = np.float32(1 - self.smoothing)
         slopes[query, column] -= most * weight[query]
         pulled = np.sum(most * weight[query] * scores[query, column], dtype=np.float64)
         return float(losses.sum() - pulled), slopes
 
     def _labels(self, batch: StepBatch) -> tuple[Int64, Int64]:
         """Everyone's queries and this shard's rows that are their answers, int64 `[P]` each."""
-        given = self._sharding.entity_at[batch.worker, batch.head.reshape(-1)]
+        given = self.sharding.entity_at[batch.worker, batch.head.reshape(-1)]
         mine = np.stack([given, batch.relation.reshape(-1).astype(np.int64)])
         asked, relation = self.group.all_gather(mine).transpose(1, 0, 2).reshape(2, -1)
-        return self._known.answers_on("tail", asked, relation, self._sharding, self.group.rank)
+        return self.known.answers_on("tail", asked, relation, self.sharding, self.group.rank)
 
 
 @kernel

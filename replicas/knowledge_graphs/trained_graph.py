@@ -21,12 +21,11 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     Candidates,
     Evaluation,
     TripleCandidates,
-    as_asked,
     query_batches,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples
 from elastable.replicas.knowledge_graphs.graph.triple_files import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
@@ -110,11 +109,7 @@ class TrainedGraph:
     @cached_property
     def known(self) -> KnownTriples:
         """All triples of the graph, in all splits, with inverses if the model has them."""
-        graph = self.graph
-        every = np.concatenate([graph.train, graph.valid, graph.test])
-        if self.settings.reciprocal:
-            every = with_inverses(every, len(self.relations))
-        return KnownTriples.create(len(self.entities), len(self.model.relations), every)
+        return self.model.known(self.graph.train, self.graph.valid, self.graph.test)
 
     def embeddings(self, entities: npt.ArrayLike | None = None) -> Float32:
         """float32 `[k, entity_width]`: rows of these entities (int `[k]`, global ids); None: of all."""
@@ -131,11 +126,8 @@ class TrainedGraph:
             filtered: Known triples of all splits do not compete.
             ties, among: As of `Evaluation`.
         """
-        graph = self.graph
-        known = (graph.train, graph.valid, graph.test) if filtered else ()
-        count = len(self.relations)
-        reciprocal = self.settings.reciprocal
-        return Evaluation(self.model, reciprocal, count, *known, ties=ties, among=among, pool=self.pool)
+        known = (self.graph.train, self.graph.valid, self.graph.test) if filtered else ()
+        return Evaluation(self.model, *known, ties=ties, among=among, pool=self.pool)
 
     def triple_scores(self, triples: npt.ArrayLike, side: Side = "tail") -> Float32:
         """Scores of triples; higher is more plausible.
@@ -152,7 +144,7 @@ class TrainedGraph:
             BadInput, IdOutOfRange: malformed triples.
         """
         given = checked_triples(triples, len(self.entities), len(self.relations))
-        asked, _ = as_asked(given, side, len(self.relations), self.settings.reciprocal)
+        asked, _ = self.model.asked(given, side)
         found = np.empty(len(asked), np.float32)
         for first in range(0, len(asked), _TRIPLES):
             some = asked[first : first + _TRIPLES]
@@ -192,7 +184,7 @@ class TrainedGraph:
         return head, self.relations.id_of(query.relation), tail
 
     def _side(self, triples: Int32, side: Side, k: int, new: bool, among: Candidates | None) -> list[list[Answer]]:
-        asked, of = as_asked(triples, side, len(self.relations), self.settings.reciprocal)
+        asked, of = self.model.asked(triples, side)
         batches = query_batches(asked, self.model.sharding, of, min(_QUERIES, len(asked)), 0)
         known, most = self.known if new else None, min(k, len(self.entities))
         found: list[list[Answer]] = [[] for _ in triples]

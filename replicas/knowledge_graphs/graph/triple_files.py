@@ -361,6 +361,28 @@ def read_ogb(folder: Path) -> tuple[dict[str, Array], Names, Names, Int32 | None
     Raises:
         BadInput: a file that is missing or malformed.
     """
+    splits, typed = _splits(folder)
+    ids, kinds = (
+        np.concatenate([arrays[end + more] for arrays in splits.values() for end in _ENDS]) for more in ("", "_type")
+    )
+    types, kind = np.unique(kinds, return_inverse=True)
+    names, entity_types, ids = _entities(folder, ids, kind, types.tolist() if typed else None)
+    wanted = 1 + max(int(arrays["relation"].max(initial=-1)) for arrays in splits.values())
+    relations = _names_of_ids(
+        folder, ("reltype2relid", "relidx2relname"), "relation", "relations", wanted, len(ids) // 2
+    )
+    lengths = [len(arrays[end]) for arrays in splits.values() for end in _ENDS]
+    ends = np.split(ids, np.cumsum(lengths)[:-1])
+    triples = {
+        split: np.stack([head, arrays["relation"], tail], axis=1)
+        for (split, arrays), head, tail in zip(splits.items(), ends[::2], ends[1::2], strict=True)
+    }
+    known = (entity_types, Names(types.tolist(), "type")) if typed else (None, None)
+    return triples, Names(names), Names(relations, "relation"), *known
+
+
+def _splits(folder: Path) -> tuple[dict[str, dict[str, Array]], bool]:
+    """The arrays of each split, and whether ids count within types; if not, every type is ""."""
     splits = {split: _arrays(folder / f"{split}.npz", split == "train") for split in ("train", "valid", "test")}
     if not len(splits["train"]["head"]):
         raise BadInput(f"{folder / 'train.npz'}: no training triple")
@@ -371,33 +393,27 @@ def read_ogb(folder: Path) -> tuple[dict[str, Array], Names, Names, Int32 | None
             raise BadInput(
                 f"{folder / split}.npz: ids count within types in all splits, with head_type and tail_type, or in none"
             )
-    ids, of_types = (
-        np.concatenate([arrays[end + more] for arrays in splits.values() for end in _ENDS])
-        for more in ("", "_type" if typed else "")
-    )
-    types, kind = np.unique(of_types if typed else np.full(len(ids), ""), return_inverse=True)
-    names, first, count = list[str](), list[int](), len(ids) // 2
-    for place, of_type in enumerate(types.tolist()):
+        if not typed:
+            arrays |= {f"{end}_type": np.full(len(arrays[end]), "") for end in _ENDS}
+    return splits, typed
+
+
+def _entities(folder: Path, ids: Array, kind: Array, types: list[str] | None) -> tuple[list[str], Int32, Array]:
+    """The names of all entities, type after type, their types, and the ids that count through all of them, by those
+    that count within each of `types` (`kind`: which one); None: there are no types."""
+    names, first = list[str](), list[int]()
+    for place, of_type in enumerate([""] if types is None else types):
         wanted = 1 + int(ids[kind == place].max())
-        mapped = f"{of_type}_entidx2name" if typed else "nodeidx2entityid"
-        listed = _names_of_ids(folder, (mapped,), "entity", of_type or "entities", wanted, count)
+        mapped = "nodeidx2entityid" if types is None else f"{of_type}_entidx2name"
+        listed = _names_of_ids(folder, (mapped,), "entity", of_type or "entities", wanted, len(ids) // 2)
         if len(listed) < wanted:
             raise BadInput(
                 f"{folder}/mapping has {len(listed)} names of {of_type or 'entities'}; triples have {wanted}"
             )
         first.append(len(names))
-        names += [f"{of_type}:{each}" for each in listed] if typed else listed
-    kinds = np.repeat(np.arange(len(types), dtype=np.int32), np.diff([*first, len(names)]))
-    wanted = 1 + max(int(arrays["relation"].max(initial=-1)) for arrays in splits.values())
-    relations = _names_of_ids(folder, ("reltype2relid", "relidx2relname"), "relation", "relations", wanted, count)
-    lengths = [len(arrays[end]) for arrays in splits.values() for end in _ENDS]
-    ends = np.split(ids + np.array(first)[kind], np.cumsum(lengths)[:-1])
-    triples = {
-        split: np.stack([head, arrays["relation"], tail], axis=1)
-        for (split, arrays), head, tail in zip(splits.items(), ends[::2], ends[1::2], strict=True)
-    }
-    known = (kinds, Names(types.tolist(), "type")) if typed else (None, None)
-    return triples, Names(names), Names(relations, "relation"), *known
+        names += listed if types is None else [f"{of_type}:{each}" for each in listed]
+    entity_types = np.repeat(np.arange(len(first), dtype=np.int32), np.diff([*first, len(names)]))
+    return names, entity_types, ids + np.array(first)[kind]
 
 
 def _arrays(file: Path, needed: bool) -> dict[str, Array]:

@@ -122,7 +122,7 @@ def test_loss_and_gradients_are_those_of_the_whole(
         batch = sampler.batch(0, group.rank)
         scheme: WholeSoftmax
         if loss == "kvsall":
-            scheme = KvsAll(group, score, sharding, known, smoothing, dropout=dropout)
+            scheme = KvsAll(group, score, sharding, asked, smoothing, known=known, dropout=dropout)
         else:
             scheme = WholeSoftmax(group, score, sharding, asked, smoothing, dropout=dropout)
         return scheme.step(batch, sharding.shard_table(entities, group.rank), relations, batch.weight)

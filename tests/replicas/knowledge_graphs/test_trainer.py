@@ -56,7 +56,7 @@ def _mrr(group: ReplicaGroup, settings: TrainSettings, types: Int32 | None = Non
         assert (np.ptp(type_counts(trainer.sharding), axis=0) <= 1).all()
     for _ in range(settings.epochs):
         run_epoch(trainer)
-    return Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES).metrics(HELD_OUT)["mrr"]
+    return Evaluation(trainer.model, TRIPLES).metrics(HELD_OUT)["mrr"]
 
 
 def _same(one: dict[str, Array], other: dict[str, Array]) -> None:
