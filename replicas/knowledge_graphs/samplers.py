@@ -385,10 +385,15 @@ def _mask_answers(
 ) -> None:
     """`mask[which[i], c]` is False if `entities[of[i], c]` is one of `answers[first[i]:last[i]]`, which ascend."""
     for i in range(len(which)):
-        listed = answers[first[i] : last[i]]
         for c in range(entities.shape[1]):
-            place = np.searchsorted(listed, entities[of[i], c])
-            if place < len(listed) and listed[place] == entities[of[i], c]:
+            low, high, wanted = first[i], last[i], entities[of[i], c]
+            while low < high:
+                middle = (low + high) >> 1
+                if answers[middle] < wanted:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < last[i] and answers[low] == wanted:
                 mask[which[i], c] = False
 
 

@@ -156,14 +156,14 @@ class ScoreFunction(ABC):
         """float32 `[n, entity_width]`: entities as queries and comparisons take them; may be `rows` itself."""
         if self.as_they_are:
             return rows
-        return np.concatenate([to_unit_length(part) for part in self._entity(rows)], axis=1)
+        return _joined([to_unit_length(part) for part in self._entity(rows)])
 
     def unprepared(self, rows: Float32, gradients: Float32) -> Float32:
         """Gradients of the rows from those of `prepared(rows)`; may be `gradients` itself."""
         if self.as_they_are:
             return gradients
         parts = zip(self._entity(rows), self._entity(gradients), strict=True)
-        return np.concatenate([unit_length_gradients(*part) for part in parts], axis=1)
+        return _joined([unit_length_gradients(*part) for part in parts])
 
     @abstractmethod
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
@@ -231,7 +231,7 @@ class TermScore(ScoreFunction):
         for p, sign, g, r in self._terms(side):
             factors = [parts[k] for parts, k in ((entity, g), (related, r)) if k is not None]
             _add(sums, p, reduce(np.multiply, factors, cast(Float32, sign)))
-        return np.concatenate(_every(sums, self.query_parts, entity[0]), axis=1)
+        return _joined(_every(sums, self.query_parts, entity[0]))
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         entity, related = self._entity(given), self.related(relation)
@@ -243,8 +243,7 @@ class TermScore(ScoreFunction):
             if r is not None:
                 _add(to_related, r, sign * slopes[p] if g is None else sign * slopes[p] * entity[g])
         to_relation = self.unrelated(relation, _every(to_related, len(related), entity[0]))
-        to_entity = np.concatenate(_every(to_given, len(entity), entity[0]), axis=1)
-        return to_entity, np.concatenate(to_relation, axis=1), {}
+        return _joined(_every(to_given, len(entity), entity[0])), _joined(to_relation), {}
 
     def _terms(self, side: Side) -> Terms:
         return self.terms(1 if side == "tail" else -1)
@@ -252,6 +251,10 @@ class TermScore(ScoreFunction):
 
 def _add(sums: dict[int, Float32], place: int, term: Float32) -> None:
     sums[place] = sums[place] + term if place in sums else term
+
+
+def _joined(parts: list[Float32]) -> Float32:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)  # which would copy the only one
 
 
 def _every(sums: Mapping[int, Float32], count: int, like: Float32) -> list[Float32]:
