@@ -110,7 +110,7 @@ def _bytes_sent(triples: Int32, way: _Way, workers: int) -> Row:
     def step(group: ReplicaGroup) -> int:
         scheme = way.scheme(group, score, _LOSS)
         scored = scheme.forward(sampler.batch(0, group.rank), _shard(sharding, score.entity_width), relations)
-        scheme.backward(scored, np.ones_like(scored.positive), np.ones_like(scored.negative))
+        scored.backward(np.ones_like(scored.positive), np.ones_like(scored.negative))
         return group.bytes_sent
 
     sent = run_threads(workers, step)
@@ -155,7 +155,7 @@ def _scoring(sampler: RigidSampler, sharding: Sharding) -> Work:
 
     def step() -> None:
         scored = scheme.forward(batch, entities, relations)
-        scheme.backward(scored, scored.positive, scored.negative)
+        scored.backward(scored.positive, scored.negative)
 
     return step
 

@@ -133,7 +133,6 @@ def drawn_graph(model: HiddenModel, seed: int) -> KnowledgeGraph:
         random.permutation(triples[~aside]).astype(np.int32),
         held_out[: size.valid],
         held_out[size.valid :],
-        {"valid": 0, "test": 0},
     )
 
 

@@ -4,6 +4,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -61,13 +62,12 @@ def run_graph(
     stop, began = _Stop(), clock()
     with stopping_on_signals(stop, console, "this step"):
         graph = load_graph(source)
-        if started_by_mpi():
-            group = replica_group(_DEADLINE_S)
-            if group.rank:
-                run = GraphRun(graph, source, settings, Path(), begin, checkpoint_minutes, stop.asked, clock)
-                train_graph(group, run, lambda kind, place, values: None)
-                return {}
-            workers = group.size
+        group = replica_group(_DEADLINE_S) if started_by_mpi() else None
+        run = GraphRun(graph, source, settings, Path(), begin, checkpoint_minutes, stop, clock, began)
+        if group is not None and group.rank:
+            train_graph(group, run, lambda kind, place, values: None)
+            return {}
+        workers = workers if group is None else group.size
         if workers > len(graph.entities):
             raise BadInput(f"{len(graph.entities)} entities of {source} cannot be spread over {workers} workers")
         directory = RunDirectory.create(run_dir)
@@ -76,14 +76,12 @@ def run_graph(
             graph.save_names(directory.path, settings.reciprocal)
             for note in (*graph.notes, *notes):
                 console.print(note, highlight=False, soft_wrap=True)
-            home = directory.path
-            run = GraphRun(graph, source, settings, home, begin, checkpoint_minutes, stop.asked, clock, began)
-            started = time.perf_counter()
+            run, started = replace(run, home=directory.path), time.perf_counter()
 
             def work(member: ReplicaGroup) -> Document:
                 return train_graph(member, run, progress)
 
-            found = work(group) if started_by_mpi() else run_threads(workers, work, _DEADLINE_S)[0]
+            found = run_threads(workers, work, _DEADLINE_S)[0] if group is None else work(group)
             progress.close()
             if found.get("stopped"):
                 console.print(_how_to_go_on(found, source, directory.path, workers), soft_wrap=True, highlight=False)
@@ -106,15 +104,14 @@ def run_graph(
     return result
 
 
-class _Stop:
-    """Called by a signal with its reason."""
+class _Stop(threading.Event):
+    """Set by a signal, with its reason."""
 
-    def __init__(self) -> None:
-        self.asked, self.reason = threading.Event(), ""
+    reason = ""
 
     def __call__(self, reason: str) -> None:
         self.reason = reason
-        self.asked.set()
+        self.set()
 
 
 def _how_to_go_on(found: DocumentFields, source: str, home: Path, workers: int) -> str:

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Bools, Float32, Float64, Int32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
-from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples
 from elastable.replicas.knowledge_graphs.graph.triple_files import DAMAGED
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
 from elastable.replicas.knowledge_graphs.ranking import QueryRanks, RankCounts, Ranks
@@ -182,14 +181,6 @@ class TripleCandidates:
         lists = self.heads if side == "head" else self.tails
         return np.where(triple[:, None] >= 0, lists[triple], -1)
 
-    def require(self, triples: int) -> None:
-        """Raises BadInput unless there are lists for so many triples."""
-        if len(self.heads) != triples:
-            raise BadInput(f"candidates are listed for {len(self.heads):,} triples; {triples:,} are ranked")
-
-
-_ENDS = ("head", "tail")
-
 
 def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidates:
     """Reads the candidates of a split's triples, in their order.
@@ -203,23 +194,16 @@ def read_triple_candidates(file: Path, graph: KnowledgeGraph) -> TripleCandidate
         IdOutOfRange: a candidate is not an entity.
     """
     try:
-        heads, tails = _ids(file, graph)
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
+            arrays: Mapping[str, Array] = {name: saved[name] for name in saved if not name.startswith("relation")}
+        lists = [arrays[f"{end}_neg"] for end in SIDES]
+        for place, end in enumerate(SIDES):
+            kinds = arrays.get(f"{end}_type")
+            if kinds is not None and lists[place].ndim == 2 and kinds.shape == lists[place].shape[:1]:
+                lists[place] = _within_types(lists[place], kinds, graph)
     except DAMAGED as error:
         raise BadInput(f"{file}: cannot be read as candidates for each triple ({error})") from error
-    return TripleCandidates.of(heads, tails, len(graph.entities))
-
-
-def _ids(file: Path, graph: KnowledgeGraph) -> list[Array]:
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
-        arrays: Mapping[str, Array] = {name: saved[name] for name in saved if not name.startswith("relation")}
-    lists = []
-    for end in _ENDS:
-        found = arrays[f"{end}_neg"]
-        kinds = arrays.get(f"{end}_type")
-        if kinds is not None and found.ndim == 2 and kinds.shape == found.shape[:1]:
-            found = _within_types(found, kinds, graph)
-        lists.append(found)
-    return lists
+    return TripleCandidates.of(lists[0], lists[1], len(graph.entities))
 
 
 def _within_types(found: Array, kinds: Array, graph: KnowledgeGraph) -> Array:
@@ -391,7 +375,9 @@ class AllScores:
     def _rounding(self, flat: Float64) -> Float64:
         """float64 `[n * q]`: how far scores in float32 with entities of this shard may be from exact ones."""
         rows = self.model.score.prepared(self.model.entities[: self.model.held])
-        return self.model.score.comparison.rounding(flat, _highest(rows).astype(np.float64))
+        # Of each column the largest absolute value, without a copy; a row of NaN scores NaN anyway.
+        highest = np.maximum(np.fmax.reduce(rows, axis=0), -np.fmin.reduce(rows, axis=0))
+        return self.model.score.comparison.rounding(flat, np.fmax(highest, 0).astype(np.float64))
 
     def _windows(self, flat: Float64, among: Candidates) -> Iterator[tuple[Int64, Float32]]:
         """Ascending rows of this shard, int64 `[c]`, and everyone's scores with them `[n * q, c]`."""
@@ -423,17 +409,6 @@ def _columns(query: Int64, row: Int64, rows: Int64) -> tuple[Int64, Int64]:
     return query[there], column[there]
 
 
-@kernel
-def _highest(rows: Float32) -> Float32:
-    """float32 `[columns]`: the largest absolute value of each column (NaN scores NaN anyway)."""
-    highest = np.zeros(rows.shape[1], np.float32)
-    for i in range(rows.shape[0]):
-        for j in range(rows.shape[1]):
-            value = abs(rows[i, j])
-            highest[j] = highest[j] if highest[j] >= value else value
-    return highest
-
-
 def _best(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
     order = np.lexsort((ids, -scores))[:, :k]
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
@@ -446,8 +421,6 @@ class Evaluation:
     """Ranks triples over the group; every member calls it with the same triples and gets the same metrics.
 
     Args:
-        reciprocal: Whether head queries are tail queries of inverse relations.
-        relations: Number of relations, without inverse ones.
         known: True triples `[N, 3]` that do not compete: all splits.
         ties: "average", "optimistic" or "pessimistic" ranks.
         among: The entities that answers are ranked among, for all queries or for each triple; all by default.
@@ -457,19 +430,15 @@ class Evaluation:
     def __init__(
         self,
         model: ShardedModel,
-        reciprocal: bool,
-        relations: int,
         *known: Int32,
         ties: str = "average",
         among: Candidates | TripleCandidates | None = None,
         pool: RangePool = SERIAL,
     ) -> None:
-        self._model, self._reciprocal, self._relations, self._ties = model, reciprocal, relations, ties
-        every = np.concatenate(known) if known else np.empty((0, 3), np.int32)
-        if reciprocal:
-            every = with_inverses(every, relations)
-        self._known = KnownTriples.create(model.sharding.entities, len(model.relations), every)
-        self._scores, self._among = AllScores(model, pool=pool), among or Candidates()
+        self._model, self._ties, self._known = model, ties, model.known(*known)
+        self._scores = AllScores(model, pool=pool)
+        self._listed = among if isinstance(among, TripleCandidates) else None
+        self._among = among if isinstance(among, Candidates) else _EVERY
 
     def metrics(self, triples: Int32, stop: Callable[[], bool] | None = None) -> dict[str, float]:
         """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `QueryRanks.metrics`.
@@ -488,41 +457,23 @@ class Evaluation:
         return found
 
     def _everyones(self, triples: Int32, stop: Callable[[], bool] | None) -> QueryRanks | None:
-        group, parts = self._model.group, [np.empty((0, 4), np.int64)]
-        for side, queries, ranks in self._ranked(triples):
-            columns = [
-                queries.triple,
-                np.full(len(queries.triple), SIDES.index(side)),
-                ranks.optimistic,
-                ranks.pessimistic,
-            ]
-            parts.append(np.stack(columns, axis=1)[queries.mask])
-            if stop is not None and group.all_reduce(np.array([int(stop())]), "max")[0]:
-                return None
+        if not len(triples):
+            raise BadInput("there are no triples to evaluate")
+        listed, group, sharding = self._listed, self._model.group, self._model.sharding
+        if listed is not None and len(listed.heads) != len(triples):
+            raise BadInput(f"candidates are listed for {len(listed.heads):,} triples; {len(triples):,} are ranked")
+        parts = [np.empty((0, 4), np.int64)]
+        for place, side in enumerate(SIDES):
+            asked, of = self._model.asked(triples, side)
+            for queries in query_batches(asked, sharding, of, max(1, _QUERIES // group.size), group.rank):
+                if listed is None:
+                    ranks = self._scores.ranks(queries, self._known, self._among)
+                else:
+                    ranks = self._scores.ranks_among(queries, listed.of_queries(side, queries.triple), self._known)
+                columns = queries.triple, np.full(len(queries.triple), place), ranks.optimistic, ranks.pessimistic
+                parts.append(np.stack(columns, axis=1)[queries.mask])
+                if stop is not None and group.all_reduce(np.array([int(stop())]), "max")[0]:
+                    return None
         everyones = np.concatenate(group.all_gather_uneven(np.concatenate(parts)))
         triple, side_of, optimistic, pessimistic = everyones[np.lexsort((everyones[:, 0], everyones[:, 1]))].T
         return QueryRanks(triple, side_of, Ranks(optimistic, pessimistic))
-
-    def _ranked(self, triples: Int32) -> Iterator[tuple[Side, Queries, Ranks]]:
-        """This worker's batches of queries, with the ranks of their answers."""
-        if not len(triples):
-            raise BadInput("there are no triples to evaluate")
-        if isinstance(self._among, TripleCandidates):
-            self._among.require(len(triples))
-        group, sharding = self._model.group, self._model.sharding
-        for side in SIDES:
-            asked, of = as_asked(triples, side, self._relations, self._reciprocal)
-            for queries in query_batches(asked, sharding, of, max(1, _QUERIES // group.size), group.rank):
-                yield side, queries, self._ranks(side, queries)
-
-    def _ranks(self, side: Side, queries: Queries) -> Ranks:
-        if isinstance(self._among, TripleCandidates):
-            return self._scores.ranks_among(queries, self._among.of_queries(side, queries.triple), self._known)
-        return self._scores.ranks(queries, self._known, self._among)
-
-
-def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tuple[Int32, Side]:
-    """The triples and side of the model's query: with reciprocal relations, tails of inverse triples."""
-    if side == "head" and reciprocal:
-        return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
-    return triples, side

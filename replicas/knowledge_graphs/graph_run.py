@@ -271,8 +271,7 @@ class _TrainingLoop:
         pool, types = RangePool(max(1, available_cores() // group.size)), (graph.entity_types, graph.further_types)
         self._run, self._tell, self._first = run, tell, group.rank == 0
         self._trainer = GraphTrainer(group, settings, len(graph.entities), relations, graph.train, pool, *types)
-        known = graph.train, graph.valid, graph.test
-        self._evaluation = Evaluation(self._trainer.model, settings.reciprocal, relations, *known, pool=pool)
+        self._evaluation = Evaluation(self._trainer.model, graph.train, graph.valid, graph.test, pool=pool)
         self._identity = graph_identity(graph, run.source)
         self._place, self._best = _begun(run, self._trainer, self._identity)
         if self._first:
@@ -290,7 +289,9 @@ class _TrainingLoop:
         while not self._over():
             done = self._evaluate() if self._evaluation_is_due() else self._run_epoch()
             if not done:
-                return self._stopped()
+                if self._saved_step != self._place.step:
+                    self._save(self._trainer.state())
+                return self._counts() | {"stopped": True}
         graph = self._run.graph
         self._trainer.restore(self._best)
         split, reported = ("test", graph.test) if len(graph.test) else ("valid", graph.valid)
@@ -381,7 +382,11 @@ class _TrainingLoop:
         state = self._trainer.state()
         self._place = replace(self._place, evaluated_step=self._place.step, seconds=self._run.clock() - self._began)
         if found:
-            self._place = _judged(self._place, found["mrr"], self._run.settings.patience)
+            better, waited = found["mrr"] > self._place.best_mrr, self._place.waited + 1
+            if better:
+                self._place = replace(self._place, best_mrr=found["mrr"], best_step=self._place.step, waited=0)
+            else:
+                self._place = replace(self._place, waited=waited, stopped=0 < self._run.settings.patience <= waited)
             self._report("evaluation", {f"val_{name}": value for name, value in found.items()})
         elif len(self._run.graph.valid):
             self._time_is_up = True
@@ -402,12 +407,6 @@ class _TrainingLoop:
             return _Wish.TIME_IS_UP
         return _Wish.CHECKPOINT if now - self._saved_at >= 60 * run.checkpoint_minutes else _Wish.NOTHING
 
-    def _stopped(self) -> dict[str, object]:
-        """Saves what is not saved yet."""
-        if self._saved_step != self._place.step:
-            self._save(self._trainer.state())
-        return self._counts() | {"stopped": True}
-
     def _save(self, state: Mapping[str, Array]) -> None:
         if self._first:
             self._run.checkpoints.write(state, self._run.settings, self._place, self._identity)
@@ -420,11 +419,3 @@ class _TrainingLoop:
     def _report(self, kind: str, values: Mapping[str, float]) -> None:
         if self._first:
             self._tell(kind, self._place, values)
-
-
-def _judged(place: RunProgress, mrr: float, patience: int) -> RunProgress:
-    """The progress after an evaluation, with early stopping."""
-    if mrr > place.best_mrr:
-        return replace(place, best_mrr=mrr, best_step=place.step, waited=0)
-    waited = place.waited + 1
-    return replace(place, waited=waited, stopped=0 < patience <= waited)

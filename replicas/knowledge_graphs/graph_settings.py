@@ -13,8 +13,7 @@ from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses import LOSSES, REGULARIZERS, SOFTMAX
-from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
-from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function
+from elastable.replicas.knowledge_graphs.scores.functions import SCORES, score_function, score_named
 
 WHOLE_SOFTMAX = "whole-softmax"
 """The cross-entropy of an answer among all entities."""
@@ -263,9 +262,7 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
 
 def default_settings(model: str) -> dict[str, object]:
     """The defaults of a model, by names of `TrainSettings`. Raises BadInput for an unknown model."""
-    name = {known.lower(): known for known in SCORES}.get(model.lower())
-    if name is None:
-        name = score_function(model, 2).name  # raises BadInput with the known names
+    name = score_named(model).name
     return {"model": name, **_DEFAULTS[name]}
 
 
@@ -361,9 +358,7 @@ def _whole(settings: TrainSettings, entities: int, triples: int, budget: float, 
     """Whole-softmax with the largest dimension for which 20 epochs fit; None: there is none."""
     if entities > _MOST_ENTITIES:
         return None
-    for dim in sorted({settings.dim, 128, 64}, reverse=True):
-        if dim > settings.dim:
-            continue
+    for dim in (settings.dim, *(less for less in (128, 64) if less < settings.dim)):
         seconds = _epoch_seconds(replace(settings, dim=dim), entities, triples, cores)
         fit = int(_TRAINING * 60 * budget / seconds)
         if fit < _FEWEST_EPOCHS:
@@ -401,6 +396,6 @@ def _duration(minutes: float) -> str:
 
 def _epoch_seconds(settings: TrainSettings, entities: int, triples: int, cores: int) -> float:
     score = score_function(settings.model, settings.dim, settings.norm)
-    pace = _PRODUCT_PACE if isinstance(score.comparison, Dot) else _DISTANCE_PACE
+    pace = _PRODUCT_PACE if score.comparison.is_product else _DISTANCE_PACE
     scores = 2.0 * triples * entities  # both directions
     return scores * (6 * score.entity_width + _EXPONENTIAL) / (pace * cores)

@@ -1,6 +1,7 @@
 """Trains a knowledge-graph model over a replica group, step by step; each worker's part of the model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,13 +106,27 @@ class ShardedModel:
             batch = UpdateBatch(rows, rows, np.ascontiguousarray(found[name]), step, rate)
             self._optimizer.apply(value, self._slots[name], batch)
 
+    def asked(self, triples: Int32, side: Side) -> tuple[Int32, Side]:
+        """The triples and side of its query for an end of triples: with reciprocal relations, tails of inverse ones."""
+        if side == "head" and self.settings.reciprocal:
+            return triples[:, ::-1] + np.array([0, len(self.relations) // 2, 0], np.int32), "tail"
+        return triples, side
+
+    def known(self, *triples: Int32) -> KnownTriples:
+        """True triples, int32 `[N, 3]` each, for queries to it: with reciprocal relations, inverse ones, too."""
+        every = np.concatenate(triples) if triples else np.empty((0, 3), np.int32)
+        if self.settings.reciprocal:
+            every = with_inverses(every, len(self.relations) // 2)
+        return KnownTriples.create(self.sharding.entities, len(self.relations), every)
+
     def state(self) -> dict[str, Array]:
         """Weights and slots by name, entities by global id; every member calls it and gets the whole state."""
-        found: dict[str, Array] = {}
-        for name, value in self._variables.items():
-            whole = self._whole if name == "entities" else np.copy
-            found[name], found[name + _SLOTS] = whole(value), whole(self._slots[name])
-        return found
+        return {
+            name: self.sharding.whole_table(self.group.all_gather(value))
+            if name.startswith("entities")
+            else value.copy()
+            for name, value in self._stored().items()
+        }
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Restores a `state` of any number of workers.
@@ -119,8 +134,7 @@ class ShardedModel:
         Raises:
             BadInput: values are missing or have other shapes; nothing has changed.
         """
-        rank = self.group.rank
-        wanted = {**self._variables, **{name + _SLOTS: slots for name, slots in self._slots.items()}}
+        rank, wanted = self.group.rank, self._stored()
         for name, value in wanted.items():
             shape = (self.sharding.entities, *value.shape[1:]) if name.startswith("entities") else value.shape
             if name not in state or state[name].shape != shape:
@@ -130,12 +144,12 @@ class ShardedModel:
             whole = np.asarray(state[name], np.float32)
             value[:] = self.sharding.shard_table(whole, rank) if name.startswith("entities") else whole
 
-    def _whole(self, shard: Float32) -> Array:
-        return self.sharding.whole_table(self.group.all_gather(shard))
+    def _stored(self) -> dict[str, Float32]:
+        return {**self._variables, **{name + _SLOTS: slots for name, slots in self._slots.items()}}
 
     def _initial_slots(self, value: Float32) -> Float32:
         first = self._optimizer.initial_slots(value.shape[1])
-        return np.tile(first, (len(value), 1)).astype(np.float32).reshape(len(value), len(first))
+        return np.broadcast_to(np.asarray(first, np.float32), (len(value), len(first))).copy()
 
 
 def _initial(name: str, initializer: InitializerSpec, width: int, settings: TrainSettings, ids: Int64) -> Float32:
@@ -186,11 +200,9 @@ class GraphTrainer:
             triples, relations = with_inverses(triples, relations), 2 * relations
         self.model = ShardedModel(group, settings, self.sharding, relations)
         self._sampler = _sampler(settings, self.sharding, triples, relations, further_types)
-        self._loss_scale = np.float32(settings.loss_scale)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.step, self.wish = 0, 0
-        known = KnownTriples.create(entities, relations, triples) if settings.loss == KVSALL else None
-        self._scheme = _scheme(self.model, known, pool)
+        self._scheme = _scheme(self.model, triples, pool)
 
     def run_step(self, wish: int = 0) -> tuple[float, int]:
         """One step; returns its mean loss, without penalties, and its number of triples (each direction counts).
@@ -213,12 +225,8 @@ class GraphTrainer:
         loss = float(everyones[:, 0].sum())
         if not np.isfinite(loss):
             raise NotFinite(f"the loss of step {self.step} is {loss}; a smaller learning rate may help")
-        gradients = StepGradients(
-            gradients.rows,
-            gradients.entities,
-            self.group.all_reduce(gradients.relations),
-            {name: self.group.all_reduce(value) for name, value in gradients.dense.items()},
-        )
+        dense = {name: self.group.all_reduce(value) for name, value in gradients.dense.items()}
+        gradients = replace(gradients, relations=self.group.all_reduce(gradients.relations), dense=dense)
         rate = self.settings.rate(self.step, self.settings.epochs * self.steps_per_epoch)
         self.model.update(gradients, self.step, rate)
         self.step += 1
@@ -240,24 +248,21 @@ class GraphTrainer:
         self.step = int(state[_STEP][0])
 
     def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients]:
-        model, scaled = self.model, weight * self._loss_scale
-        loss, gradients = self._scheme.step(batch, model.entities, model.relations, scaled)
-        if self.settings.regularizer != "none" and self.settings.regularization > 0:
-            gradients = self._regularized(batch, weight, gradients)
-        return loss, gradients
-
-    def _regularized(self, batch: StepBatch, weight: Float32, gradients: StepGradients) -> StepGradients:
-        """Adds the penalties of this shard's heads and tails, and of its triples' relations."""
-        model, rank = self.model, self.group.rank
+        """Those of the loss and of the penalties of this shard's heads and tails, and of its triples' relations."""
+        model, settings = self.model, self.settings
+        loss, found = self._scheme.step(
+            batch, model.entities, model.relations, weight * np.float32(settings.loss_scale)
+        )
+        if settings.regularizer == "none" or settings.regularization <= 0:
+            return loss, found
         everyones = self.group.all_gather(weight)
         places = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1)]).astype(np.int64)
-        weights = np.concatenate([weight.reshape(-1), everyones[:, rank].reshape(-1)])
+        weights = np.concatenate([weight.reshape(-1), everyones[:, self.group.rank].reshape(-1)])
         kinds = model.score.entity_values, model.score.relation_values
-        rows, entities = self._add(gradients.rows, gradients.entities, places, weights, model.entities, kinds[0])
-        relation = batch.relation.reshape(-1).astype(np.int64)
-        every = np.arange(len(model.relations))
-        _, relations = self._add(every, gradients.relations, relation, weight.reshape(-1), model.relations, kinds[1])
-        return StepGradients(rows, entities, relations, gradients.dense)
+        rows, entities = self._add(found.rows, found.entities, places, weights, model.entities, kinds[0])
+        relation, every = batch.relation.reshape(-1).astype(np.int64), np.arange(len(model.relations))
+        _, relations = self._add(every, found.relations, relation, weight.reshape(-1), model.relations, kinds[1])
+        return loss, StepGradients(rows, entities, relations, found.dense)
 
     def _add(
         self, rows: Array, gradients: Float32, places: Array, weights: Float32, values: Float32, kind: Values
@@ -268,28 +273,27 @@ class GraphTrainer:
         total = np.bincount(counts, weights, len(present)).astype(np.float32) * scale
         more = penalty_gradients(self.settings.regularizer, values[present], kind)
         more *= total[:, None]
-        if len(rows) and rows[-1] == len(rows) - 1 and np.array_equal(rows, np.arange(len(rows))):
+        if np.array_equal(rows, np.arange(len(rows))):
             gradients[present] += more
             return rows, gradients
         update = coalesce(np.concatenate([rows, present]), np.concatenate([gradients, more]), self.pool)
         return update.ids, update.gradients
 
 
-def _scheme(model: ShardedModel, known: KnownTriples | None, pool: RangePool) -> Scheme:
-    """How a run's triples are scored and what its loss is; `known`: the training triples, of kvsall."""
+def _scheme(model: ShardedModel, triples: Int32, pool: RangePool) -> Scheme:
+    """How a run's triples are scored and what its loss is."""
     group, score, settings, sharding = model.group, model.score, model.settings, model.sharding
-    dropout, smoothing = (
-        Dropout(settings.dropout, settings.seed) if settings.dropout else None,
-        settings.label_smoothing,
-    )
-    if known is not None:
-        return KvsAll(group, score, sharding, known, smoothing, pool, dropout)
+    dropout = Dropout(settings.dropout, settings.seed) if settings.dropout else None
+    smoothing = settings.label_smoothing
+    if settings.loss == KVSALL:
+        known = KnownTriples.create(sharding.entities, len(model.relations), triples)
+        return KvsAll(group, score, sharding, ("tail",), smoothing, known=known, pool=pool, dropout=dropout)
     if settings.loss == WHOLE_SOFTMAX:
         sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
-        return WholeSoftmax(group, score, sharding, sides, smoothing, pool, dropout)
+        return WholeSoftmax(group, score, sharding, sides, smoothing, pool=pool, dropout=dropout)
     kind: type[CandidateScheme] = EmbeddingMoving if settings.scheme == "embedding-moving" else ScoreMoving
     loss = Loss(settings.loss, settings.margin, settings.adversarial, sharding.entities)
-    return kind(group, score, loss, pool, dropout)
+    return kind(group, score, loss, pool=pool, dropout=dropout)
 
 
 def _sampler(

@@ -13,6 +13,16 @@ from elastable.replicas.knowledge_graphs.scores.functions import Values
 
 _PAIRS_A_THREAD = 8192
 
+Given = tuple[Float32, Float32, Float32, Bools, Float32]
+"""Scores of triples `[b]` and of their candidates `[b, n]`; weights `[b]`; which candidates count, `[b, n]` or (all)
+`[0, 0]`; the highest score among them, `[b]` (of softmax)."""
+
+Scalars = tuple[np.float32, np.float32]
+"""Margin and adversarial; of softmax, the number of other entities."""
+
+Found = tuple[Float32, Float32, Float32]
+"""Written: losses `[b]`, and the gradients of both scores."""
+
 
 class Loss:
     """A loss of each triple, from its score p and those of its candidates n.
@@ -37,8 +47,8 @@ class Loss:
         if name not in LOSSES:
             raise BadInput(f"loss {name!r}: known are {', '.join(LOSSES)}")
         self.name, self._rows = name, LOSSES[name]
-        scalars = (entities - 1,) if name == SOFTMAX else (margin, adversarial)
-        self._scalars = tuple(np.float32(scalar) for scalar in scalars)
+        scalars = (entities - 1, 0) if name == SOFTMAX else (margin, adversarial)
+        self._scalars: Scalars = np.float32(scalars[0]), np.float32(scalars[1])
 
     def __call__(
         self,
@@ -61,17 +71,16 @@ class Loss:
             The sum; gradients of the triples' scores, float32 `[b]`; those of their candidates', float32 `[b, n]`: 0
             where one does not count.
         """
-        losses, to_positive = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32)
-        to_negative = np.empty_like(negative)
+        found = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32), np.empty_like(negative)
         mask = np.empty((0, 0), np.bool_) if counted is None else counted
-        more: tuple[Float32, ...] = ()
-        if self.name == SOFTMAX:  # the highest score of each row
+        highest = positive
+        if self.name == SOFTMAX:
             there = negative if counted is None else np.where(counted, negative, np.float32(-np.inf))
-            more = (there.max(axis=1, initial=np.float32(-np.inf)),)
-        arguments = positive, negative, weight, mask, *more, *self._scalars, losses, to_positive, to_negative
+            highest = there.max(axis=1, initial=np.float32(-np.inf))
+        given = positive, negative, weight, mask, highest
         fewest = max(1, _PAIRS_A_THREAD // max(1, negative.shape[1]))
-        pool.run(lambda start, stop: self._rows(*arguments, start, stop), len(positive), fewest)
-        return float(np.sum(losses, dtype=np.float64)), to_positive, to_negative
+        pool.run(lambda start, stop: self._rows(given, self._scalars, found, start, stop), len(positive), fewest)
+        return float(np.sum(found[0], dtype=np.float64)), *found[1:]
 
 
 @kernel
@@ -110,20 +119,10 @@ def _sigmoid(x: np.float32) -> np.float32:
 
 
 @kernel
-def log_sigmoid_rows(
-    positive: Float32,
-    negative: Float32,
-    weight: Float32,
-    counted: Bools,
-    margin: np.float32,
-    adversarial: np.float32,
-    losses: Float32,
-    to_positive: Float32,
-    to_negative: Float32,
-    start: int,
-    stop: int,
-) -> None:
+def log_sigmoid_rows(given: Given, scalars: Scalars, found: Found, start: int, stop: int) -> None:
     """Weighted loss of triples `start..stop`, with its gradients, written in place."""
+    (positive, negative, weight, counted, _), (margin, adversarial) = given, scalars
+    losses, to_positive, to_negative = found
     half = np.float32(0.5)
     for b in range(start, stop):
         shares = to_negative[b]
@@ -140,20 +139,10 @@ def log_sigmoid_rows(
 
 
 @kernel
-def margin_ranking_rows(
-    positive: Float32,
-    negative: Float32,
-    weight: Float32,
-    counted: Bools,
-    margin: np.float32,
-    adversarial: np.float32,
-    losses: Float32,
-    to_positive: Float32,
-    to_negative: Float32,
-    start: int,
-    stop: int,
-) -> None:
+def margin_ranking_rows(given: Given, scalars: Scalars, found: Found, start: int, stop: int) -> None:
     """Weighted loss of triples `start..stop`, with its gradients, written in place."""
+    (positive, negative, weight, counted, _), (margin, adversarial) = given, scalars
+    losses, to_positive, to_negative = found
     for b in range(start, stop):
         shares = to_negative[b]
         _weights(negative, counted, b, adversarial, shares)
@@ -169,20 +158,10 @@ def margin_ranking_rows(
 
 
 @kernel
-def softmax_rows(
-    positive: Float32,
-    negative: Float32,
-    weight: Float32,
-    counted: Bools,
-    highest: Float32,
-    others: np.float32,
-    losses: Float32,
-    to_positive: Float32,
-    to_negative: Float32,
-    start: int,
-    stop: int,
-) -> None:
+def softmax_rows(given: Given, scalars: Scalars, found: Found, start: int, stop: int) -> None:
     """Weighted loss of triples `start..stop`, with its gradients, written in place."""
+    (positive, negative, weight, counted, highest), (others, _) = given, scalars
+    losses, to_positive, to_negative = found
     for b in range(start, stop):
         shares, count, top = to_negative[b], negative.shape[1], max(positive[b], highest[b])
         exponentials(negative[b], top, shares)

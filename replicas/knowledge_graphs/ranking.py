@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from elastable.embedding_store.contract.arrays import Bools, Float32, Float64, I
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES
-from elastable.replicas.knowledge_graphs.graph.triple_files import Names
+from elastable.replicas.knowledge_graphs.graph.triple_files import Names, replaced
 
 TIES = ("average", "optimistic", "pessimistic")
 """How to rank an answer among candidates with the same score."""
@@ -254,15 +253,9 @@ def save_ranks(
         "pessimistic": pa.array(ranks.ranks.pessimistic),
         "score": pa.array(np.where(ranks.side == 0, scores[0][ranks.triple], scores[1][ranks.triple])),
     }
-    write_table(path, pa.table(columns).replace_schema_metadata(about))
-
-
-def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
-    """Writes a Parquet file, which replaces an existing one once it is whole. Raises BadInput if it cannot be."""
-    draft = Path(path).with_name(f".{Path(path).name}.new")
     try:
-        pyarrow.parquet.write_table(table, draft)
-        draft.replace(path)
+        with replaced(path) as file:
+            pyarrow.parquet.write_table(pa.table(columns).replace_schema_metadata(about), file)
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error}") from error
 

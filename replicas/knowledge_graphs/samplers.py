@@ -26,12 +26,7 @@ from elastable.replicas.knowledge_graphs.graph.randomness import (
     shuffled_segments,
     stream_key,
 )
-from elastable.replicas.knowledge_graphs.graph.sharding import (
-    KnownTriples,
-    PartitionedTriples,
-    Sharding,
-    first_at_least,
-)
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, PartitionedTriples, Sharding
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,13 @@ class RigidSampler(ShardedSampler):
         # The half that gets an odd triple alternates with step and pair, so that both ends are corrupted equally often.
         head_half = (end - begin + (step + pairs) % 2) // 2 if self._halved else end - begin
         half = self.block // 2 if self._halved else self.block
-        return _filled(self._order(epoch), self._offsets[pairs], counts, begin, end, head_half, half, self.block)
+        k, here = np.arange(self.block), (end - begin)[:, None]
+        second = k - half + head_half[:, None]  # place of those in the second half, behind those of the first
+        place = np.where(k < head_half[:, None], k, np.where((k >= half) & (second < here), second, -1))
+        there = (place >= 0) & (counts[:, None] > 0)
+        place = np.where(place < 0, k % np.maximum(here, 1), place)  # padding repeats triples of the block
+        source = self._offsets[pairs, None] + (begin[:, None] + place) % np.maximum(counts[:, None], 1)
+        return np.where(counts[:, None] > 0, self._order(epoch)[source % len(self.partition)], -1), there
 
     def _present(self, step: int) -> int:
         part = step % self._steps
@@ -197,31 +198,6 @@ class RigidSampler(ShardedSampler):
     def _shuffled(self, epoch: int) -> Int64:
         ends = np.append(self._offsets, len(self.partition))
         return shuffled_segments(ends, stream_key(self.seed, _RIGID_STREAM, epoch))
-
-
-@kernel
-def _filled(
-    order: Int64, offset: Int64, count: Int64, begin: Int64, end: Int64, head_half: Int64, half: int, block: int
-) -> tuple[Int64, Bools]:
-    """Block i: positions `begin .. end - 1` of pair i, the first `head_half` at its start, the others at `half`."""
-    triple, mask = np.empty((len(offset), block), np.int64), np.zeros((len(offset), block), np.bool_)
-    for i in range(len(offset)):
-        here = end[i] - begin[i]
-        for k in range(triple.shape[1]):
-            if count[i] == 0:
-                triple[i, k] = -1
-                continue
-            if k < head_half[i]:
-                place = k
-            elif k >= half and k - half + head_half[i] < here:
-                place = k - half + head_half[i]
-            else:
-                place = -1
-            mask[i, k] = place >= 0
-            if place < 0:
-                place = k % here if here > 0 else 0
-            triple[i, k] = order[offset[i] + (begin[i] + place) % count[i]]
-    return triple, mask
 
 
 _RANDOM_STREAM = 0xD4A3  # of the sampler's seed
@@ -381,16 +357,12 @@ class RandomNegatives:
         if not excludes and sets == 1:
             return (flat >= 0).reshape(1, shards, count)
         triples, _ = step.of(worker)
-        mask = np.empty((len(triples), flat.shape[1]), np.bool_) if self.shared else flat >= 0
+        mask = np.empty((len(triples), flat.shape[1]), np.bool_)
         for part in asked_sides(self.corruption, shards, step.block):
-            if self.shared:
-                mask[part.triples] = flat[part.place] >= 0
+            of = np.full(len(part.triples), part.place) if self.shared else part.triples
+            mask[part.triples] = flat[of] >= 0
             if excludes:
-                answers, first, last = self._true_answers(part.side, triples[part.triples])
-                if self.shared:
-                    mask_shared(flat[part.place], part.triples, answers, first, last, mask)
-                else:
-                    mask_each(flat, part.triples, answers, first, last, mask)
+                _mask_answers(flat, of, part.triples, *self._true_answers(part.side, triples[part.triples]), mask)
         return mask.reshape(len(mask), shards, count)
 
     def _true_answers(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
@@ -407,6 +379,24 @@ class RandomNegatives:
         return (lists.answers, *lists.spans(given, triples[:, 1]))
 
 
+@kernel
+def _mask_answers(
+    entities: Int64, of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools
+) -> None:
+    """`mask[which[i], c]` is False if `entities[of[i], c]` is one of `answers[first[i]:last[i]]`, which ascend."""
+    for i in range(len(which)):
+        for c in range(entities.shape[1]):
+            low, high, wanted = first[i], last[i], entities[of[i], c]
+            while low < high:
+                middle = (low + high) >> 1
+                if answers[middle] < wanted:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < last[i] and answers[low] == wanted:
+                mask[which[i], c] = False
+
+
 class TypedNegatives(RandomNegatives):
     """Entities of the replaced entity's type, drawn uniformly with replacement, for each triple.
 
@@ -417,6 +407,9 @@ class TypedNegatives(RandomNegatives):
         sharding, count: As of `RandomNegatives`.
         further_types: int `[K, 2]`: entity and type, besides the types of the sharding; None: each entity has one.
         settings: Further arguments of `RandomNegatives`, but for `shared`.
+
+    Raises:
+        BadInput: as `RandomNegatives`; an entity or a type that does not exist.
     """
 
     def __init__(self, sharding: Sharding, count: int, *, further_types: Int32 | None = None, **settings: Any) -> None:
@@ -425,23 +418,40 @@ class TypedNegatives(RandomNegatives):
             raise BadInput(
                 "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
             )
-        self._members = TypeMembers.create(sharding, further_types)
-        self._pads = self._members.some_shard_lacks_a_type
+        entities, kind_of = sharding.entities, sharding.entity_types.astype(np.int64)
+        more = np.asarray(np.empty((0, 2)) if further_types is None else further_types, np.int64).reshape(-1, 2)
+        if more.size and (more.min() < 0 or more[:, 0].max() >= entities):
+            raise BadInput(f"types of entities outside 0 .. {entities - 1}, or below 0")
+        first = np.stack([np.arange(entities), kind_of], axis=1)
+        entity, kind = np.unique(np.concatenate([first, more]), axis=0).T  # by entity, then type
+        # The types of entity e are `types[ends[e]:ends[e + 1]]`.
+        self._types: Int64 = kind
+        self._ends = np.searchsorted(entity, np.arange(entities + 1))
+        # The rows of type t on shard s are `rows[bounds[s, t]:bounds[s, t + 1]]`, one more than there are at the end.
+        shard, row, kinds = sharding.shard_of[entity].astype(np.int64), sharding.row_of[entity], int(kind.max()) + 1
+        order, places = np.lexsort((row, kind, shard)), np.arange(sharding.shards)[:, None] * kinds
+        self._rows = np.append(row[order], 0).astype(np.int32)
+        group = (shard * kinds + kind)[order]
+        self._bounds = np.searchsorted(group, places + np.arange(kinds + 1))
+        self._pads = bool((np.diff(self._bounds, axis=1) == 0).any())
 
     def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
-        kinds = np.stack([self._types(step, int(worker)) for worker in workers])
-        first, count = self._members.spans(shards[:, None], kinds)
-        rows = self._members.rows[draw_between(keys, first, count, self.count)]
+        kinds, shard = np.stack([self._asked_types(step, int(worker)) for worker in workers]), shards[:, None]
+        first = self._bounds[shard, kinds]
+        count = self._bounds[shard, kinds + 1] - first
+        rows = self._rows[draw_between(keys, first, count, self.count)]
         return rows, np.broadcast_to(count[..., None] > 0, rows.shape) if self._pads else None
 
-    def _types(self, step: StepTriples, worker: int) -> Int64:
-        """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
+    def _asked_types(self, step: StepTriples, worker: int) -> Int64:
+        """int64 `[n * p]`: a type of the entity that each triple's candidates replace; any type at padding."""
         triples, _ = step.of(worker)
         replaced = np.empty(len(triples), np.int64)
         for part in asked_sides(self.corruption, self.sharding.shards, step.block):
             replaced[part.triples] = triples[part.triples, 0 if part.side == "head" else 2]
+        first = self._ends[replaced]
+        count = np.where(replaced < 0, 0, self._ends[replaced + 1] - first)
         key = derived_keys(stream_key(self.seed, _TYPE_STREAM, step.step), np.array([worker]))
-        return self._members.drawn_type(replaced, key)
+        return self._types[draw_between(key, first[None], count[None], 1)[0, :, 0]]
 
 
 class AugmentedNegatives(RandomNegatives):
@@ -478,116 +488,3 @@ class AugmentedNegatives(RandomNegatives):
         first[np.unique(source, return_index=True)[1]] = True  # padding repeats a triple
         there = (source >= 0) & first
         return np.where(there, self.sharding.row_of[np.maximum(tails, 0)], 0).astype(np.int32), there
-
-
-@dataclass(frozen=True, eq=False)
-class TypeMembers:
-    """Entities by type, and types by entity, as compressed sparse rows.
-
-    Attributes:
-        rows: int32 `[M]`: rows of shards, by shard and type; ends with one row more than there are members.
-        offsets: int64 `[n, T + 1]`: the rows of type t on shard s are `rows[offsets[s, t]:offsets[s, t + 1]]`.
-        types: int32 `[M]`: the types of each entity.
-        ends: int64 `[E + 1]`: those of entity e are `types[ends[e]:ends[e + 1]]`.
-    """
-
-    rows: Int32
-    offsets: Int64
-    types: Int32
-    ends: Int64
-
-    @classmethod
-    def create(cls, sharding: Sharding, further: Int32 | None = None) -> "TypeMembers":
-        """Lists members.
-
-        Args:
-            sharding: Knows one type of each entity.
-            further: int `[K, 2]`: entity and type, besides those.
-
-        Raises:
-            BadInput: an entity or a type that does not exist.
-        """
-        first = np.stack([np.arange(sharding.entities), sharding.entity_types], axis=1).astype(np.int64)
-        more = np.empty((0, 2), np.int64) if further is None else np.asarray(further, np.int64).reshape(-1, 2)
-        kinds = max(int(sharding.entity_types.max()), int(more[:, 1].max(initial=0))) + 1
-        if more.size and (more.min() < 0 or more[:, 0].max() >= sharding.entities):
-            raise BadInput(f"types of entities outside 0 .. {sharding.entities - 1}, or below 0")
-        pairs = np.unique(np.concatenate([first, more]), axis=0)  # by entity, then type
-        shard, row = sharding.shard_of[pairs[:, 0]], sharding.row_of[pairs[:, 0]]
-        order = np.lexsort((row, pairs[:, 1], shard))
-        counts = np.bincount(shard.astype(np.int64) * kinds + pairs[:, 1], minlength=sharding.shards * kinds)
-        ends = np.append(0, np.cumsum(counts))
-        offsets = np.stack([ends[s * kinds : (s + 1) * kinds + 1] for s in range(sharding.shards)])
-        members = np.bincount(pairs[:, 0], minlength=sharding.entities)
-        return cls(
-            np.append(row[order], 0).astype(np.int32),
-            offsets.astype(np.int64),
-            pairs[:, 1].astype(np.int32),
-            np.append(0, np.cumsum(members)).astype(np.int64),
-        )
-
-    @property
-    def some_shard_lacks_a_type(self) -> bool:
-        """Whether candidates may be padding."""
-        return bool((np.diff(self.offsets, axis=1) == 0).any())
-
-    def spans(self, shards: Int64, types: Int64) -> tuple[Int64, Int64]:
-        """Where the rows of types on shards begin, and their numbers; int64, of the arguments' common shape."""
-        first = self.offsets[shards, types]
-        return first, self.offsets[shards, types + 1] - first
-
-    def drawn_type(self, entities: Int64, key: UInt64) -> Int64:
-        """int64 `[k]`: one of the types of each entity (int64 `[k]`, -1: any); `key` is uint64 `[1]`."""
-        first = self.ends[entities]
-        count = np.where(entities < 0, 0, self.ends[entities + 1] - first)
-        if count.max(initial=0) <= 1:
-            return self.types[np.where(count, first, 0)].astype(np.int64)
-        drawn = draw_between(key, first[None], count[None], 1)[0, :, 0]
-        return self.types[drawn].astype(np.int64)
-
-
-def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
-    """`mask_each` for candidates that triples share: `entities` is int64 `[c]`."""
-    column = np.argsort(entities, kind="stable")
-    _mask_shared(entities[column], column, which, answers, first, last, mask)
-
-
-@kernel
-def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
-    """Masks answers among the candidates of each triple.
-
-    Args:
-        entities: int64 `[b, c]`: the candidates of every triple.
-        which: int64 `[q]`: the triples to mask.
-        answers: int32 `[a]`.
-        first, last: int64 `[q]`: triple `which[i]` excludes `answers[first[i]:last[i]]`, ascending.
-        mask: bool `[b, c]`, changed in place: False for excluded candidates.
-    """
-    for i in range(len(which)):
-        if first[i] == last[i]:
-            continue
-        row = which[i]
-        for c in range(entities.shape[1]):
-            place = first_at_least(answers, first[i], last[i], entities[row, c])
-            if place < last[i] and answers[place] == entities[row, c]:
-                mask[row, c] = False
-
-
-@kernel
-def _mask_shared(
-    entities: Int64, column: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools
-) -> None:
-    candidates = len(entities)
-    for i in range(len(which)):
-        listed = last[i] - first[i]
-        if listed <= candidates:  # walk the shorter of the two, search the longer
-            for a in range(first[i], last[i]):
-                place = first_at_least(entities, 0, candidates, answers[a])
-                while place < candidates and entities[place] == answers[a]:  # a candidate may be drawn twice
-                    mask[which[i], column[place]] = False
-                    place += 1
-        else:
-            for c in range(candidates):
-                place = first_at_least(answers, first[i], last[i], entities[c])
-                if place < last[i] and answers[place] == entities[c]:
-                    mask[which[i], column[c]] = False

@@ -1,7 +1,8 @@
 """Schemes: how triples and their candidates meet, by moving embeddings, scores or sums over all; dropout."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import (
     SIDES,
     Asked,
-    Corruption,
     Negatives,
     Side,
     StepBatch,
@@ -26,25 +26,6 @@ from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sha
 from elastable.replicas.knowledge_graphs.losses import Loss, exponentials, row_total
 from elastable.replicas.knowledge_graphs.scores.dot_products import add_rows
 from elastable.replicas.knowledge_graphs.scores.functions import ScoreFunction
-
-QueryMasks = tuple[Float32, Float32]
-"""What the values of a side's queries are multiplied by, 0 or 1 / (1 - share): of given entities, of relations."""
-
-
-@dataclass(slots=True)
-class Scored:
-    """Scores of one worker's own triples of a step.
-
-    Attributes:
-        positive: float32 `[b]`: scores of the triples, b = n * p.
-        negative: float32 `[b, c]`: scores of their candidates.
-        counted: bool `[b, c]`: which candidates count; None: all.
-    """
-
-    positive: Float32
-    negative: Float32
-    counted: Bools | None
-    _kept: tuple[Any, ...]  # for the backward pass of the scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +45,24 @@ class StepGradients:
     dense: dict[str, Float32]
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores of one worker's own triples of a step.
+
+    Attributes:
+        positive: float32 `[b]`: scores of the triples, b = n * p.
+        negative: float32 `[b, c]`: scores of their candidates.
+        counted: bool `[b, c]`: which candidates count; None: all.
+        backward: The gradients of the step from those of `positive` and `negative`; every member calls it once.
+    """
+
+    positive: Float32
+    negative: Float32
+    counted: Bools | None
+    backward: Callable[[Float32, Float32], StepGradients]
+
+
+@dataclass(eq=False)
 class Scheme(ABC):
     """How the triples of n workers are scored, and what the gradients of their loss are.
 
@@ -76,10 +75,11 @@ class Scheme(ABC):
         dropout: Of the given entities and relations of queries; None: none.
     """
 
-    def __init__(
-        self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL, dropout: "Dropout | None" = None
-    ) -> None:
-        self.group, self.score, self.pool, self._dropout = group, score, pool, dropout
+    group: ReplicaGroup
+    score: ScoreFunction
+    _: KW_ONLY
+    pool: RangePool = SERIAL
+    dropout: "Dropout | None" = None
 
     @abstractmethod
     def step(
@@ -106,6 +106,7 @@ class Scheme(ABC):
             )
 
 
+@dataclass(eq=False)
 class CandidateScheme(Scheme):
     """A scheme whose triples are scored with the candidates of their batch; `loss` compares both.
 
@@ -113,37 +114,18 @@ class CandidateScheme(Scheme):
         group, score, pool, dropout: As of `Scheme`.
     """
 
-    def __init__(
-        self,
-        group: ReplicaGroup,
-        score: ScoreFunction,
-        loss: Loss,
-        pool: RangePool = SERIAL,
-        dropout: "Dropout | None" = None,
-    ) -> None:
-        super().__init__(group, score, pool, dropout)
-        self._loss = loss
+    loss: Loss
 
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
     ) -> tuple[float, StepGradients]:
         scored = self.forward(batch, entities, relations)
-        loss, *slopes = self._loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
-        return loss, self.backward(scored, *slopes)
+        loss, *slopes = self.loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
+        return loss, scored.backward(*slopes)
 
     @abstractmethod
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
         """Scores of this worker's triples; arguments and errors as of `step`."""
-
-    @abstractmethod
-    def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        """Gradients from those of the scores.
-
-        Args:
-            scored: The last result of `forward`.
-            positive: float32 `[b]`.
-            negative: float32 `[b, c]`.
-        """
 
     def _negatives(self, batch: StepBatch) -> Negatives:
         """The candidates of a batch that fits the group."""
@@ -152,16 +134,11 @@ class CandidateScheme(Scheme):
         self._require_own(batch)
         return batch.negatives
 
-    def _triples(self, batch: StepBatch, entities: Float32, tails: Float32, relations: Float32) -> "TripleScores":
-        heads = entities[batch.head.reshape(-1)]
-        return TripleScores(
-            self.score, batch, self._negatives(batch).corruption, heads, tails, relations, self._dropout
-        )
-
-    def _summed(self, places: Int64, gradients: Float32) -> tuple[Int64, Float32]:
-        """Unique rows, and the sums of their gradients."""
-        update = coalesce(places, gradients, self.pool)
-        return update.ids, update.gradients
+    def _summed(self, places: list[Int32 | Int64], parts: list[Float32], *others: Any) -> StepGradients:
+        """Gradients by unique rows, where several of `places` may be one."""
+        rows = np.concatenate([place.reshape(-1) for place in places]).astype(np.int64)
+        update = coalesce(rows, np.concatenate(parts), self.pool)
+        return StepGradients(update.ids, update.gradients, *others)
 
 
 class EmbeddingMoving(CandidateScheme):
@@ -178,48 +155,40 @@ class EmbeddingMoving(CandidateScheme):
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
-        negatives = self._negatives(batch)
-        n, p = batch.head.shape
-        drawn = negatives.rows.reshape(n, -1)
-        sent = np.concatenate([batch.tail, drawn], axis=1)
+        negatives, compared = self._negatives(batch), self.score.comparison
+        (n, p), width = batch.head.shape, entities.shape[1]
+        sent = np.concatenate([batch.tail, negatives.rows.reshape(n, -1)], axis=1)
         moved = self.group.all_to_all(entities[sent])
-        width = entities.shape[1]
-        tails = moved[:, :p].reshape(n * p, width)
         candidates = moved[:, p:].reshape(-1, width)
-        triples = self._triples(batch, entities, tails, relations)
+        triples = TripleScores(self, batch, entities, moved[:, :p].reshape(n * p, width), relations)
         ready = self.score.prepared(candidates)
-        places = [_received_places(negatives, part) for part in triples.asked]
-        found = triples.compared(ready, places, self.pool)
-        negative = np.empty((n * p, found[0].shape[1]), np.float32)
-        for part, scores in zip(triples.asked, found, strict=True):
-            negative[part.triples] = scores
-        kept = triples, batch, sent, candidates, ready, places, found
-        return Scored(triples.scores, negative, counted(negatives.mask, n * p), kept)
+        every: Int64 = np.arange(negatives.rows.size).reshape(negatives.rows.shape)
+        places = [_received_places(every, negatives.per_triple, part) for part in triples.asked]
+        found = [
+            compared.scores(asked.query, ready, place, self.pool)
+            for asked, place in zip(triples.queries, places, strict=True)
+        ]
 
-    def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        triples, batch, sent, candidates, ready, places, found = scored._kept
-        n, p = batch.head.shape
-        to_candidates, to_queries = np.zeros_like(candidates), []
-        for part, asked, place, scores in zip(triples.asked, triples.queries, places, found, strict=True):
-            slopes = negative[part.triples]
-            to_queries.append(
-                self.score.comparison.gradients(
-                    asked.query, ready, place, scores, slopes, place, to_candidates, self.pool
+        def backward(positive: Float32, negative: Float32) -> StepGradients:
+            to_candidates = np.zeros_like(candidates)
+            to_queries = [
+                compared.gradients(
+                    asked.query, ready, place, scores, negative[part.triples], place, to_candidates, self.pool
                 )
-            )
-        to_candidates = self.score.unprepared(candidates, to_candidates)
-        to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
-        back = np.concatenate([to_tails.reshape(n, p, -1), to_candidates.reshape(n, -1, to_tails.shape[1])], axis=1)
-        moved = self.group.all_to_all(back).reshape(sent.size, -1)
-        targets = np.concatenate([batch.head.reshape(-1), sent.reshape(-1)]).astype(np.int64)
-        rows, entities = self._summed(targets, np.concatenate([to_heads, moved]))
-        return StepGradients(rows, entities, relations, dense)
+                for part, asked, place, scores in zip(triples.asked, triples.queries, places, found, strict=True)
+            ]
+            to_candidates = self.score.unprepared(candidates, to_candidates)
+            to_heads, to_tails, *others = triples.gradients(positive, to_queries)
+            back = np.concatenate([to_tails.reshape(n, p, -1), to_candidates.reshape(n, -1, width)], axis=1)
+            to_sent = self.group.all_to_all(back).reshape(sent.size, -1)
+            return self._summed([batch.head, sent], [to_heads, to_sent], *others)
+
+        return triples.scored(found, backward)
 
 
-def _received_places(negatives: Negatives, part: Asked) -> Int64:
+def _received_places(every: Int64, per_triple: bool, part: Asked) -> Int64:
     """int64 `[g, n * m]`: positions of these triples' candidates in what was received, `[n, B, m]`."""
-    every: Int64 = np.arange(negatives.rows.size).reshape(negatives.rows.shape)
-    if negatives.per_triple:
+    if per_triple:
         return np.ascontiguousarray(every[:, part.triples].transpose(1, 0, 2)).reshape(len(part.triples), -1)
     return np.ascontiguousarray(every[:, part.place].reshape(1, -1))
 
@@ -240,92 +209,69 @@ class ScoreMoving(CandidateScheme):
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
-        negatives = self._negatives(batch)
+        negatives, compared, group = self._negatives(batch), self.score.comparison, self.group
         n, p = batch.head.shape
-        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1)
-        triples = self._triples(batch, entities, tails, relations)
+        tails = group.all_to_all(entities[batch.tail]).reshape(n * p, -1)
+        triples = TripleScores(self, batch, entities, tails, relations)
         unique, inverse = unique_ids(negatives.rows.reshape(-1).astype(np.int64))
         in_place = self.score.as_they_are  # the shard itself is compared, or its prepared rows `unique`
         ready = entities if in_place else self.score.prepared(entities[unique])
         targets = inverse.astype(np.int64).reshape(negatives.rows.shape)
-        everyone = [self.group.all_gather(asked.query) for asked in triples.queries]
-        places = [_local_places(negatives, part, targets) for part in triples.asked]
-        read = [unique[place] if in_place else place for place in places]
-        found = [
-            self.score.comparison.scores(queries.reshape(-1, queries.shape[2]), ready, place, self.pool)
-            for queries, place in zip(everyone, read, strict=True)
-        ]
-        negative = np.empty((n * p, n * found[0].shape[1]), np.float32)
-        for part, scores in zip(triples.asked, found, strict=True):
-            back = self.group.all_to_all(scores.reshape(n, len(part.triples), -1))
-            negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
-        # `places` are positions among the unique rows, `read` in `ready`.
-        kept = triples, batch, entities, unique, ready, everyone, places, read, found
-        return Scored(triples.scores, negative, counted(negatives.mask, n * p), kept)
+        everyone = [group.all_gather(asked.query) for asked in triples.queries]
+        flat = [queries.reshape(-1, queries.shape[2]) for queries in everyone]
+        places = [_local_places(targets, negatives.per_triple, part) for part in triples.asked]  # among the unique rows
+        read = [unique[place] if in_place else place for place in places]  # in `ready`
+        found = [compared.scores(queries, ready, place, self.pool) for queries, place in zip(flat, read, strict=True)]
 
-    def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        triples, batch, raw, unique, ready, everyone, places, reads, found = scored._kept
-        n, p = batch.head.shape
-        to_drawn = np.zeros((len(unique), raw.shape[1]), np.float32)
-        to_queries = []
-        for part, queries, place, read, scores in zip(triples.asked, everyone, places, reads, found, strict=True):
-            mine = negative[part.triples].reshape(len(part.triples), n, -1).transpose(1, 0, 2)
-            here = self.group.all_to_all(np.ascontiguousarray(mine)).reshape(scores.shape)
-            flat = queries.reshape(-1, queries.shape[2])
-            to_all = self.score.comparison.gradients(flat, ready, read, scores, here, place, to_drawn, self.pool)
-            to_queries.append(self.group.reduce_scatter(np.ascontiguousarray(to_all).reshape(queries.shape)))
-        if not self.score.as_they_are:
-            to_drawn = self.score.unprepared(raw[unique], to_drawn)
-        to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
-        back = self.group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
-        targets = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1), unique]).astype(np.int64)
-        rows, entities = self._summed(targets, np.concatenate([to_heads, back, to_drawn]))
-        return StepGradients(rows, entities, relations, dense)
+        def returned(part: Asked, scores: Float32) -> Float32:
+            back = group.all_to_all(scores.reshape(n, len(part.triples), -1))
+            return back.transpose(1, 0, 2).reshape(len(part.triples), -1)
+
+        def backward(positive: Float32, negative: Float32) -> StepGradients:
+            to_drawn, to_queries = np.zeros((len(unique), entities.shape[1]), np.float32), []
+            for k, (part, scores) in enumerate(zip(triples.asked, found, strict=True)):
+                mine = negative[part.triples].reshape(len(part.triples), n, -1).transpose(1, 0, 2)
+                here = group.all_to_all(np.ascontiguousarray(mine)).reshape(scores.shape)
+                to_all = compared.gradients(flat[k], ready, read[k], scores, here, places[k], to_drawn, self.pool)
+                to_queries.append(group.reduce_scatter(np.ascontiguousarray(to_all).reshape(everyone[k].shape)))
+            if not in_place:
+                to_drawn = self.score.unprepared(entities[unique], to_drawn)
+            to_heads, to_tails, *others = triples.gradients(positive, to_queries)
+            back = group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
+            return self._summed([batch.head, batch.tail, unique], [to_heads, back, to_drawn], *others)
+
+        return triples.scored([returned(*each) for each in zip(triples.asked, found, strict=True)], backward)
 
 
-def _local_places(negatives: Negatives, part: Asked, targets: Int64) -> Int64:
+def _local_places(targets: Int64, per_triple: bool, part: Asked) -> Int64:
     """int64 `[g, m']`: the local candidates of everyone's queries `[n * q]`."""
-    if negatives.per_triple:
+    if per_triple:
         return np.ascontiguousarray(targets[:, part.triples]).reshape(-1, targets.shape[2])
     return targets[:1, part.place]  # what triples share is the same for all workers
-
-
-def counted(mask: Bools | None, triples: int) -> Bools | None:
-    """A mask of candidates `[triples or 1, ...]` as bool `[triples, c]`; None stays None."""
-    if mask is None:
-        return None
-    return np.ascontiguousarray(np.broadcast_to(mask, (triples, *mask.shape[1:])).reshape(triples, -1))
 
 
 class SideQueries:
     """Queries for one end of some triples, and the way back from their gradients.
 
     Args:
+        scheme: Its score and its dropout.
         given: float32 `[q, entity_width]`: prepared entities at the other end.
         relation: int64 `[q]`.
         relations: float32 `[R, relation_width]`.
-        dropout, batch: What masks the queries' values; None: nothing does.
 
     Attributes:
         query: float32 `[q, query_width]`.
     """
 
     def __init__(
-        self,
-        score: ScoreFunction,
-        side: Side,
-        given: Float32,
-        relation: Int64,
-        relations: Float32,
-        dropout: "Dropout | None",
-        batch: StepBatch,
+        self, scheme: Scheme, batch: StepBatch, side: Side, given: Float32, relation: Int64, relations: Float32
     ) -> None:
-        score.require_side(side)
-        self._score, self._side, self._relation = score, side, relation
+        scheme.score.require_side(side)
+        self._score, self._side, self._relation = scheme.score, side, relation
         used = given, relations[relation]
-        self._masks = None if dropout is None else dropout.masks(batch, side, *used)
+        self._masks = None if scheme.dropout is None else scheme.dropout.masks(batch, side, *used)
         self._used = self._masked(*used)
-        self.query = score.query(*self._used, side)
+        self.query = scheme.score.query(*self._used, side)
 
     def gradients(self, to_query: Float32, to_relations: Float32, dense: dict[str, Float32]) -> Float32:
         """Gradients of `given`, from those of the queries; adds those of all relations and of further variables."""
@@ -341,49 +287,46 @@ class SideQueries:
 
 
 class TripleScores:
-    """Scores of triples with given embeddings, through the queries that also score their candidates.
+    """Scores of a worker's triples, through the queries that also score their candidates.
 
     Args:
-        batch: Its triples.
-        corruption: Which end of each is queried.
-        heads, tails: float32 `[b, entity_width]`.
-        relations: float32 `[R, relation_width]`.
-        dropout: Of the queries' values.
+        entities, relations: As of `Scheme.step`.
+        tails: float32 `[b, entity_width]`: those of its triples.
 
     Attributes:
         asked: The queried ends; each triple once.
         queries: For each of `asked`.
-        scores: float32 `[b]`: scores of the triples.
     """
 
     def __init__(
-        self,
-        score: ScoreFunction,
-        batch: StepBatch,
-        corruption: Corruption,
-        heads: Float32,
-        tails: Float32,
-        relations: Float32,
-        dropout: "Dropout | None",
+        self, scheme: CandidateScheme, batch: StepBatch, entities: Float32, tails: Float32, relations: Float32
     ) -> None:
-        self.asked = asked_sides(corruption, *batch.head.shape)
-        self._score, self._relations = score, relations
-        self._raw = {"head": heads, "tail": tails}
-        self._ready = {"head": score.prepared(heads), "tail": score.prepared(tails)}
+        assert batch.negatives is not None
+        self._negatives = batch.negatives
+        self.asked = asked_sides(self._negatives.corruption, *batch.head.shape)
+        self._score, self._relations = scheme.score, relations
+        self._raw = {"head": entities[batch.head.reshape(-1)], "tail": tails}
+        self._ready = {side: self._score.prepared(rows) for side, rows in self._raw.items()}
         relation = batch.relation.reshape(-1).astype(np.int64)
         self.queries: list[SideQueries] = []
-        self.scores = np.empty(len(heads), np.float32)
+        self._scores = np.empty(len(tails), np.float32)
         for part in self.asked:
             given = self._ready[_other(part.side)][part.triples]
-            asked = SideQueries(score, part.side, given, relation[part.triples], relations, dropout, batch)
+            asked = SideQueries(scheme, batch, part.side, given, relation[part.triples], relations)
             self.queries.append(asked)
             answers, own = self._ready[part.side][part.triples], np.arange(len(given))[:, None]
-            self.scores[part.triples] = score.comparison.scores(asked.query, answers, own)[:, 0]
+            self._scores[part.triples] = self._score.comparison.scores(asked.query, answers, own)[:, 0]
 
-    def compared(self, rows: Float32, places: list[Int64], pool: RangePool) -> list[Float32]:
-        """For each of `asked`, float32 `[q, c]`: scores of its candidates, `places` (int64 `[g, c]`) in `rows`."""
-        pairs = zip(self.queries, places, strict=True)
-        return [self._score.comparison.scores(asked.query, rows, place, pool) for asked, place in pairs]
+    def scored(self, found: list[Float32], backward: Callable[[Float32, Float32], StepGradients]) -> Scored:
+        """With the scores of candidates, float32 `[q, c]` for each of `asked`."""
+        negative = np.empty((len(self._scores), found[0].shape[1]), np.float32)
+        for part, scores in zip(self.asked, found, strict=True):
+            negative[part.triples] = scores
+        counted = mask = self._negatives.mask
+        if mask is not None:
+            counted = np.ascontiguousarray(np.broadcast_to(mask, (len(negative), *mask.shape[1:])))
+            counted = counted.reshape(len(negative), -1)
+        return Scored(self._scores, negative, counted, backward)
 
     def gradients(
         self, positive: Float32, to_queries: list[Float32]
@@ -398,7 +341,7 @@ class TripleScores:
         to_relations, dense = np.zeros_like(self._relations), dict[str, Float32]()
         for part, asked, more in zip(self.asked, self.queries, to_queries, strict=True):
             answers, own = self._ready[part.side][part.triples], np.arange(len(part.triples))[:, None]
-            scores, slopes = (each[part.triples][:, None] for each in (self.scores, positive))
+            scores, slopes = (each[part.triples][:, None] for each in (self._scores, positive))
             to_answers = np.zeros_like(answers)
             to_query = more + self._score.comparison.gradients(
                 asked.query, answers, own, scores, slopes, own, to_answers
@@ -423,22 +366,16 @@ class Dropout:
     Masks do not depend on what was drawn before, so a resumed run has the same ones.
 
     Args:
-        share: The share of values that become 0, from 0 to below 1.
+        share: The share of values that become 0, from 0 to below 1 (`TrainSettings` sees to it).
         seed: Seed of the masks.
-
-    Raises:
-        BadInput: another share.
     """
 
     share: float
     seed: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise BadInput(f"dropout {self.share}: the share of values that become 0 is from 0 to below 1")
-
-    def masks(self, batch: StepBatch, side: Side, given: Float32, relation: Float32) -> QueryMasks:
-        """The masks of one side's queries of a worker's step, for rows of these shapes."""
+    def masks(self, batch: StepBatch, side: Side, given: Float32, relation: Float32) -> tuple[Float32, Float32]:
+        """What the values of one side's queries are multiplied by, of given entities and of relations of these shapes:
+        0 or 1 / (1 - share)."""
         key = stream_key(self.seed, _STREAM, batch.step, batch.worker, SIDES.index(side))
         draw = np.random.Generator(np.random.Philox(key=int(key)))
         return self._mask(draw, given.shape), self._mask(draw, relation.shape)
@@ -454,6 +391,7 @@ class Dropout:
 _ROWS_A_THREAD = 8
 
 
+@dataclass(eq=False)
 class WholeSoftmax(Scheme):
     """The loss of a step, `-log softmax` of the answers among all entities, and its gradients.
 
@@ -473,21 +411,14 @@ class WholeSoftmax(Scheme):
         smoothing: Label smoothing, 0 to 1.
     """
 
-    def __init__(
-        self,
-        group: ReplicaGroup,
-        score: ScoreFunction,
-        sharding: Sharding,
-        sides: tuple[Side, ...] = ("tail",),
-        smoothing: float = 0.0,
-        pool: RangePool = SERIAL,
-        dropout: Dropout | None = None,
-    ) -> None:
-        super().__init__(group, score, pool, dropout)
-        for side in sides:
-            score.require_side(side)
-        self._sharding, self._sides, self._smoothing = sharding, sides, smoothing
-        self._held = int(sharding.counts[group.rank])  # entities of this shard; further rows are padding
+    sharding: Sharding
+    sides: tuple[Side, ...] = ("tail",)
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for side in self.sides:
+            self.score.require_side(side)
+        self._held = int(self.sharding.counts[self.group.rank])  # entities of this shard; further rows are padding
 
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
@@ -500,13 +431,13 @@ class WholeSoftmax(Scheme):
         ready = self.score.prepared(raw)
         to_all = np.zeros_like(ready)
         heads = entities[batch.head.reshape(-1)]
-        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self._sides else heads
+        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self.sides else heads
         to_ends, to_relations = dict[Side, Float32](), np.zeros_like(relations)
         dense, loss = dict[str, Float32](), 0.0
-        for side in self._sides:
+        for side in self.sides:
             given, to_related = heads if side == "tail" else tails, np.zeros_like(relations)
             relation = batch.relation.reshape(-1).astype(np.int64)
-            asked = SideQueries(self.score, side, self.score.prepared(given), relation, relations, self._dropout, batch)
+            asked = SideQueries(self, batch, side, self.score.prepared(given), relation, relations)
             value, to_query = self._compared(side, batch, asked.query, ready, to_all, everyones)
             to_ends[_other(side)] = self.score.unprepared(given, asked.gradients(to_query, to_related, dense))
             loss += value
@@ -546,12 +477,12 @@ class WholeSoftmax(Scheme):
         )
         totals = self.group.all_reduce(totals)
         self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)
-        most = np.float32(1 - self._smoothing)
+        most = np.float32(1 - self.smoothing)
         slopes[asked, answers] -= most * weight[asked]
         losses = np.log(totals[asked], dtype=np.float64) + highest[asked] - most * scores[asked, answers]
         loss = float(np.sum(losses * weight[asked]))
-        if self._smoothing:
-            rest = np.float32(self._smoothing / self._sharding.entities) * weight
+        if self.smoothing:
+            rest = np.float32(self.smoothing / self.sharding.entities) * weight
             loss -= float(np.sum(rest * scores.sum(axis=1, dtype=np.float64)))
             slopes -= rest[:, None]
         return loss, slopes
@@ -586,6 +517,7 @@ def distinct_queries(triples: Int32) -> Int32:
     return np.ascontiguousarray(triples[np.sort(first)])
 
 
+@dataclass(eq=False)
 class KvsAll(WholeSoftmax):
     """The loss of a step's queries (head, relation, ?), each of which has all its known tails as answers.
 
@@ -598,37 +530,26 @@ class KvsAll(WholeSoftmax):
         known: The training triples, whose tails are answers.
     """
 
-    def __init__(
-        self,
-        group: ReplicaGroup,
-        score: ScoreFunction,
-        sharding: Sharding,
-        known: KnownTriples,
-        smoothing: float = 0.0,
-        pool: RangePool = SERIAL,
-        dropout: Dropout | None = None,
-    ) -> None:
-        super().__init__(group, score, sharding, ("tail",), smoothing, pool, dropout)
-        self._known = known
+    known: KnownTriples = field(kw_only=True)
 
     def _loss(self, side: Side, batch: StepBatch, scores: Float32, weight: Float32) -> tuple[float, Float32]:
         query, column = self._labels(batch)
         slopes, losses = np.empty_like(scores), np.empty(len(scores), np.float64)
-        rest = np.float32(self._smoothing / self._sharding.entities)
+        rest = np.float32(self.smoothing / self.sharding.entities)
         self.pool.run(
             lambda start, stop: _pushed(scores, weight, rest, slopes, losses, start, stop), len(scores), _ROWS_A_THREAD
         )
-        most = np.float32(1 - self._smoothing)
+        most = np.float32(1 - self.smoothing)
         slopes[query, column] -= most * weight[query]
         pulled = np.sum(most * weight[query] * scores[query, column], dtype=np.float64)
         return float(losses.sum() - pulled), slopes
 
     def _labels(self, batch: StepBatch) -> tuple[Int64, Int64]:
         """Everyone's queries and this shard's rows that are their answers, int64 `[P]` each."""
-        given = self._sharding.entity_at[batch.worker, batch.head.reshape(-1)]
+        given = self.sharding.entity_at[batch.worker, batch.head.reshape(-1)]
         mine = np.stack([given, batch.relation.reshape(-1).astype(np.int64)])
         asked, relation = self.group.all_gather(mine).transpose(1, 0, 2).reshape(2, -1)
-        return self._known.answers_on("tail", asked, relation, self._sharding, self.group.rank)
+        return self.known.answers_on("tail", asked, relation, self.sharding, self.group.rank)
 
 
 @kernel

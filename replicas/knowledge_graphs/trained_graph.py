@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +21,11 @@ from elastable.replicas.knowledge_graphs.evaluation import (
     Candidates,
     Evaluation,
     TripleCandidates,
-    as_asked,
     query_batches,
 )
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph, load_graph
-from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples, with_inverses
+from elastable.replicas.knowledge_graphs.graph.sharding import KnownTriples, Sharding, checked_triples
 from elastable.replicas.knowledge_graphs.graph.triple_files import Names, inverse_names
 from elastable.replicas.knowledge_graphs.graph_run import GraphCheckpoints
 from elastable.replicas.knowledge_graphs.graph_trainer import ShardedModel
@@ -110,11 +109,7 @@ class TrainedGraph:
     @cached_property
     def known(self) -> KnownTriples:
         """All triples of the graph, in all splits, with inverses if the model has them."""
-        graph = self.graph
-        every = np.concatenate([graph.train, graph.valid, graph.test])
-        if self.settings.reciprocal:
-            every = with_inverses(every, len(self.relations))
-        return KnownTriples.create(len(self.entities), len(self.model.relations), every)
+        return self.model.known(self.graph.train, self.graph.valid, self.graph.test)
 
     def embeddings(self, entities: npt.ArrayLike | None = None) -> Float32:
         """float32 `[k, entity_width]`: rows of these entities (int `[k]`, global ids); None: of all."""
@@ -131,11 +126,8 @@ class TrainedGraph:
             filtered: Known triples of all splits do not compete.
             ties, among: As of `Evaluation`.
         """
-        graph = self.graph
-        known = (graph.train, graph.valid, graph.test) if filtered else ()
-        count = len(self.relations)
-        reciprocal = self.settings.reciprocal
-        return Evaluation(self.model, reciprocal, count, *known, ties=ties, among=among, pool=self.pool)
+        known = (self.graph.train, self.graph.valid, self.graph.test) if filtered else ()
+        return Evaluation(self.model, *known, ties=ties, among=among, pool=self.pool)
 
     def triple_scores(self, triples: npt.ArrayLike, side: Side = "tail") -> Float32:
         """Scores of triples; higher is more plausible.
@@ -152,7 +144,7 @@ class TrainedGraph:
             BadInput, IdOutOfRange: malformed triples.
         """
         given = checked_triples(triples, len(self.entities), len(self.relations))
-        asked, _ = as_asked(given, side, len(self.relations), self.settings.reciprocal)
+        asked, _ = self.model.asked(given, side)
         found = np.empty(len(asked), np.float32)
         for first in range(0, len(asked), _TRIPLES):
             some = asked[first : first + _TRIPLES]
@@ -192,7 +184,7 @@ class TrainedGraph:
         return head, self.relations.id_of(query.relation), tail
 
     def _side(self, triples: Int32, side: Side, k: int, new: bool, among: Candidates | None) -> list[list[Answer]]:
-        asked, of = as_asked(triples, side, len(self.relations), self.settings.reciprocal)
+        asked, of = self.model.asked(triples, side)
         batches = query_batches(asked, self.model.sharding, of, min(_QUERIES, len(asked)), 0)
         known, most = self.known if new else None, min(k, len(self.entities))
         found: list[list[Answer]] = [[] for _ in triples]
@@ -203,6 +195,9 @@ class TrainedGraph:
                 answers = [Answer(self.entities[entity], score) for entity, score in pairs if score > -np.inf]
                 found[int(queries.triple[place])] = answers
         return found
+
+
+FORMATS = ("numpy", "parquet")
 
 
 def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Path]:
@@ -228,12 +223,11 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Pa
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        tables = {"entities": trained.embeddings(), "relations": trained.model.relations}
-        dense = dict(trained.model.score.dense)
-        FORMATS[kind](draft, names, tables)
-        for name, value in dense.items():
+        for table, rows in (("entities", trained.embeddings()), ("relations", trained.model.relations)):
+            _save_table(draft / table, kind, names[table], rows)
+        for name, value in trained.model.score.dense.items():
             np.save(draft / f"{name}.npy", value)
-        about = {"format": kind, "settings": trained.settings.as_json(), **_about(trained, dense)}
+        about = {"format": kind, "settings": trained.settings.as_json(), **_about(trained)}
         (draft / "model.json").write_text(json.dumps(about, indent=2) + "\n")
         draft.replace(folder)
     except OSError as error:
@@ -243,7 +237,7 @@ def export_embeddings(trained: TrainedGraph, folder: Path, kind: str) -> list[Pa
     return sorted(folder.iterdir())
 
 
-def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, object]:
+def _about(trained: TrainedGraph) -> dict[str, object]:
     score = trained.model.score
     return {
         "model": score.name,
@@ -254,28 +248,15 @@ def _about(trained: TrainedGraph, dense: Mapping[str, Float32]) -> dict[str, obj
             kind: [{"name": part.name, "columns": [part.first, part.last], "meaning": part.meaning} for part in parts]
             for kind, parts in score.layout().items()
         },
-        "further_variables": {name: list(value.shape) for name, value in dense.items()},
+        "further_variables": {name: list(value.shape) for name, value in score.dense.items()},
     }
 
 
-Tables = Mapping[str, Float32]
-
-
-def _numpy(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables) -> None:
-    for table, rows in tables.items():
-        np.save(folder / f"{table}.npy", rows)
-        (folder / f"{table}.txt").write_text("".join(f"{name}\n" for name in names[table]), encoding="utf-8")
-
-
-def _parquet(folder: Path, names: Mapping[str, Sequence[str]], tables: Tables) -> None:
-    for table, rows in tables.items():
-        embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-        columns = {"id": pa.array(np.arange(len(rows))), "name": pa.array(names[table]), "embedding": embedding}
-        pyarrow.parquet.write_table(pa.table(columns), folder / f"{table}.parquet")
-
-
-FORMATS: Mapping[str, Callable[[Path, Mapping[str, Sequence[str]], Tables], None]] = {
-    "numpy": _numpy,
-    "parquet": _parquet,
-}
-"""Formats by name."""
+def _save_table(file: Path, kind: str, names: Sequence[str], rows: Float32) -> None:
+    if kind == "numpy":
+        np.save(f"{file}.npy", rows)
+        Path(f"{file}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        return
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    columns = {"id": pa.array(np.arange(len(rows))), "name": pa.array(names), "embedding": embedding}
+    pyarrow.parquet.write_table(pa.table(columns), f"{file}.parquet")

@@ -1,7 +1,6 @@
 """A knowledge graph: how the user names it, its triples with names and ids, reading and writing it."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -107,11 +106,11 @@ class KnowledgeGraph:
         train: int32 `[N, 3]`: head, relation, tail.
         valid: int32 `[N, 3]`, for early stopping; may be empty.
         test: int32 `[N, 3]`, for the reported metrics; may be empty.
-        unseen: Number of triples of "valid" and "test" with an entity or relation that
-            no training triple has: these have an embedding that is never trained.
         entity_types: int32 `[E]`; None if the graph has no types.
         types: Their names; None if the graph has no types.
         further_types: int32 `[K, 2]`: entity and type, for entities of several types: those besides `entity_types`.
+        unseen: Number of triples of "valid" and "test" with an entity or relation that
+            no training triple has: these have an embedding that is never trained.
         trained_on: Number of triples of "valid" and "test" that are training triples, too.
         notes: What the reader noticed, for people.
     """
@@ -122,22 +121,32 @@ class KnowledgeGraph:
     train: Int32
     valid: Int32
     test: Int32
-    unseen: dict[str, int]
     entity_types: Int32 | None = None
     types: Names | None = None
     further_types: Int32 | None = None
+    unseen: dict[str, int] = field(init=False)
     trained_on: dict[str, int] = field(init=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        trained_on = {split: _repeated(getattr(self, split), self.train) for split in SPLITS[1:]}
-        notes = [
-            f"{count} of {len(getattr(self, split))} {split} triples are training triples, too; metrics count them"
-            for split, count in trained_on.items()
-            if count
-        ]
-        object.__setattr__(self, "trained_on", trained_on)
-        object.__setattr__(self, "notes", (*self.notes, *notes))
+        entity, relation = np.zeros(len(self.entities), np.bool_), np.zeros(len(self.relations), np.bool_)
+        entity[self.train[:, [0, 2]]] = relation[self.train[:, 1]] = True
+        keys = {split: self._keys(getattr(self, split)) for split in SPLITS}
+        unseen, trained_on, notes = dict[str, int](), dict[str, int](), [*self.notes]
+        for split in SPLITS[1:]:
+            found: Int32 = getattr(self, split)
+            unseen[split] = int((~(entity[found[:, [0, 2]]].all(axis=1) & relation[found[:, 1]])).sum())
+            trained_on[split] = count = int(np.isin(keys[split], keys["train"]).sum())
+            if count:
+                notes.append(f"{count} of {len(found)} {split} triples are training triples, too; metrics count them")
+        for name, value in (("unseen", unseen), ("trained_on", trained_on), ("notes", tuple(notes))):
+            object.__setattr__(self, name, value)
+
+    def _keys(self, triples: Int32) -> Int64:
+        """int64 `[N]`: a number for each triple."""
+        sizes = np.array([len(self.relations) * len(self.entities), len(self.entities), 1])
+        keys: Int64 = triples.astype(np.int64) @ sizes
+        return keys
 
     def save_names(self, folder: str | os.PathLike[str], reciprocal: bool = False) -> None:
         """Writes `entities.txt` and `relations.txt`, a name per line in the order of ids, into an existing folder.
@@ -186,10 +195,9 @@ def _of_ids(folder: Path) -> KnowledgeGraph:
             triples[split] = checked_triples(ids, len(entities), len(relations))
         except (BadInput, IdOutOfRange) as error:
             raise BadInput(f"{folder / split}.npz, {error}") from error
-    counts = _count_unseen(triples, len(entities), len(relations))
-    train, valid, test = (triples[split] for split in SPLITS)
     name = folder.resolve().name
-    return KnowledgeGraph(name, entities, relations, train, valid, test, counts, entity_types, types)
+    train, valid, test = (triples[split] for split in SPLITS)
+    return KnowledgeGraph(name, entities, relations, train, valid, test, entity_types, types)
 
 
 def _of_names(folder: Path, asked: GraphSource) -> KnowledgeGraph:
@@ -203,37 +211,17 @@ def _of_names(folder: Path, asked: GraphSource) -> KnowledgeGraph:
     found = {split: _read(file, asked) for split, file in files.items()}
     if not len(found["train"][0]):
         raise BadInput(f"{files['train']}: no training triple")
-    headers = [split for split, (_, header) in found.items() if header]
     table = pa.concat_tables([split for split, _ in found.values()])
     entities, ends = numbered([table["head"], table["tail"]])
     relations, kinds = numbered([table["relation"]])
     every = np.concatenate([ends[:, :1], kinds, ends[:, 1:]], axis=1)
     lengths = [len(found[split][0]) if split in found else 0 for split in SPLITS]
-    triples = dict(zip(SPLITS, np.split(every, np.cumsum(lengths)[:-1]), strict=True))
-
-    names = Names(entities)
-    types, entity_types, further_types = read_entity_types(_file(folder, _TYPES), names)
-    return KnowledgeGraph(
-        name=folder.resolve().name,
-        entities=names,
-        relations=Names(relations, "relation"),
-        **triples,
-        unseen=_count_unseen(triples, len(entities), len(relations)),
-        entity_types=entity_types,
-        types=types,
-        further_types=further_types,
-        notes=tuple(f"{files[split]}: its first line is a header" for split in headers),
-    )
-
-
-def _count_unseen(triples: Mapping[str, Int32], entities: int, relations: int) -> dict[str, int]:
-    """How many triples of each other split have an entity or relation that no training triple has."""
-    entity, relation = np.zeros(entities, np.bool_), np.zeros(relations, np.bool_)
-    entity[triples["train"][:, [0, 2]]] = relation[triples["train"][:, 1]] = True
-    return {
-        split: int((~(entity[found[:, [0, 2]]].all(axis=1) & relation[found[:, 1]])).sum())
-        for split, found in ((split, triples[split]) for split in SPLITS[1:])
-    }
+    train, valid, test = np.split(every, np.cumsum(lengths)[:-1])
+    names, file = Names(entities), _file(folder, _TYPES)
+    types, kinds_of, further = (None, None, None) if file is None else read_entity_types(file, names)
+    notes = tuple(f"{files[split]}: its first line is a header" for split, (_, header) in found.items() if header)
+    named = folder.resolve().name, names, Names(relations, "relation")
+    return KnowledgeGraph(*named, train, valid, test, kinds_of, types, further, notes=notes)
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -241,14 +229,6 @@ def _file(folder: Path, name: str) -> Path | None:
     if len(found) > 1:
         raise BadInput(f"{folder} has {' and '.join(file.name for file in found)}; leave one of them")
     return found[0] if found else None
-
-
-def _repeated(triples: Int32, train: Int32) -> int:
-    """How many of `triples` are in `train`."""
-    both = triples, train
-    entities, relations = (1 + max(int(part[:, ends].max(initial=0)) for part in both) for ends in ([0, 2], 1))
-    keys, known = ((part[:, 0].astype(np.int64) * relations + part[:, 1]) * entities + part[:, 2] for part in both)
-    return int(np.isin(keys, known).sum())
 
 
 def _read(file: Path, asked: GraphSource) -> tuple["pa.Table", bool]:

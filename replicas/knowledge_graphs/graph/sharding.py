@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Array, Int32, Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 from elastable.replicas.knowledge_graphs.graph.triple_files import replaced
@@ -319,15 +318,3 @@ def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) 
     key, answer = key[first_of_pair], answer[first_of_pair]
     keys, offsets = np.unique(key, return_index=True)
     return AnswerLists(keys, np.append(offsets, len(key)).astype(np.int64), answer, relations)
-
-
-@kernel
-def first_at_least(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
-    """The first position of `values[low:high]`, ascending, with a value of at least `wanted`; else `high`."""
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -6,7 +6,7 @@ import gzip
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -306,11 +306,8 @@ def _as_text(file: Path, name: str, values: "pa.ChunkedArray") -> "pa.ChunkedArr
     return values.cast(pa.string())
 
 
-def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | None, Int32 | None]:
+def read_entity_types(file: Path, entities: Names) -> tuple[Names, Int32, Int32]:
     """Reads types of entities; lines of others are skipped.
-
-    Args:
-        file: The file; None: there are no types.
 
     Returns:
         The names of types; int32 `[E]`, the first type of each entity; int32 `[K, 2]`, entity and type, further ones.
@@ -319,8 +316,6 @@ def read_entity_types(file: Path | None, entities: Names) -> tuple[Names | None,
     Raises:
         BadInput: a malformed line.
     """
-    if file is None:
-        return None, None, None
     table = read_columns(file, ("entity", "type"))
     (named, entity), (types, kind) = (numbered([column]) for column in table.columns)
     place = np.array([entities.id_of(name) if name in entities else -1 for name in named], np.int64)[entity]
@@ -348,26 +343,8 @@ DAMAGED: tuple[type[Exception], ...] = (
 """For code that reads arrays of `np.load`, or text of `gzip`, and makes something of them."""
 
 
-_MOST_NAMES = 1 << 31
-
-
-def _names_by_id(pairs: Iterable[tuple[int, str]], what: str, where: str) -> Names:
-    """The names in the order of their ids, which must be 0 .. n - 1, each once. Raises BadInput otherwise."""
-    found: dict[int, str] = {}
-    for place, name in pairs:
-        if place in found or not 0 <= place < _MOST_NAMES:
-            raise BadInput(f"{where}: id {place} of {what} {name!r} is there twice, or cannot be")
-        found[place] = name
-    if found and max(found) != len(found) - 1:
-        missing = next(place for place in range(len(found)) if place not in found)
-        raise BadInput(
-            f"{where}: {len(found)} {what} names must have the ids 0 .. {len(found) - 1}; {missing} is missing"
-        )
-    return Names([found[place] for place in range(len(found))], what)
-
-
 _NAMES_OF_A_TRIPLE, _NAMES_OF_ANY = 100, 1 << 20
-_RELATIONS = ("reltype2relid", "relidx2relname")
+_ENDS = ("head", "tail")
 
 
 def read_ogb(folder: Path) -> tuple[dict[str, Array], Names, Names, Int32 | None, Names | None]:
@@ -384,35 +361,68 @@ def read_ogb(folder: Path) -> tuple[dict[str, Array], Names, Names, Int32 | None
     Raises:
         BadInput: a file that is missing or malformed.
     """
+    splits, typed = _splits(folder)
+    ids, kinds = (
+        np.concatenate([arrays[end + more] for arrays in splits.values() for end in _ENDS]) for more in ("", "_type")
+    )
+    types, kind = np.unique(kinds, return_inverse=True)
+    names, entity_types, ids = _entities(folder, ids, kind, types.tolist() if typed else None)
+    wanted = 1 + max(int(arrays["relation"].max(initial=-1)) for arrays in splits.values())
+    relations = _names_of_ids(
+        folder, ("reltype2relid", "relidx2relname"), "relation", "relations", wanted, len(ids) // 2
+    )
+    lengths = [len(arrays[end]) for arrays in splits.values() for end in _ENDS]
+    ends = np.split(ids, np.cumsum(lengths)[:-1])
+    triples = {
+        split: np.stack([head, arrays["relation"], tail], axis=1)
+        for (split, arrays), head, tail in zip(splits.items(), ends[::2], ends[1::2], strict=True)
+    }
+    known = (entity_types, Names(types.tolist(), "type")) if typed else (None, None)
+    return triples, Names(names), Names(relations, "relation"), *known
+
+
+def _splits(folder: Path) -> tuple[dict[str, dict[str, Array]], bool]:
+    """The arrays of each split, and whether ids count within types; if not, every type is ""."""
     splits = {split: _arrays(folder / f"{split}.npz", split == "train") for split in ("train", "valid", "test")}
     if not len(splits["train"]["head"]):
         raise BadInput(f"{folder / 'train.npz'}: no training triple")
     typed = "head_type" in splits["train"]
     for split, arrays in splits.items():
-        found = {f"{end}_type" in arrays for end in ("head", "tail")}
+        found = {f"{end}_type" in arrays for end in _ENDS}
         if found != {typed} and (typed or len(arrays["head"])):
             raise BadInput(
                 f"{folder / split}.npz: ids count within types in all splits, with head_type and tail_type, or in none"
             )
-    named = [array for split in splits.values() for name, array in split.items() if name.endswith("_type")]
-    types = np.unique(np.concatenate([np.empty(0, str), *named])).tolist()
-    offsets, names, kinds = _entities(folder, splits, types)
-    relations = _relations(folder, splits)
-    triples = {}
-    for split, arrays in splits.items():
-        ends = [arrays[end] + (_offsets(arrays[f"{end}_type"], offsets) if typed else 0) for end in ("head", "tail")]
-        triples[split] = np.stack([ends[0], arrays["relation"], ends[1]], axis=1)
-    return triples, names, relations, kinds if typed else None, Names(types, "type") if typed else None
+        if not typed:
+            arrays |= {f"{end}_type": np.full(len(arrays[end]), "") for end in _ENDS}
+    return splits, typed
+
+
+def _entities(folder: Path, ids: Array, kind: Array, types: list[str] | None) -> tuple[list[str], Int32, Array]:
+    """The names of all entities, type after type, their types, and the ids that count through all of them, by those
+    that count within each of `types` (`kind`: which one); None: there are no types."""
+    names, first = list[str](), list[int]()
+    for place, of_type in enumerate([""] if types is None else types):
+        wanted = 1 + int(ids[kind == place].max())
+        mapped = "nodeidx2entityid" if types is None else f"{of_type}_entidx2name"
+        listed = _names_of_ids(folder, (mapped,), "entity", of_type or "entities", wanted, len(ids) // 2)
+        if len(listed) < wanted:
+            raise BadInput(
+                f"{folder}/mapping has {len(listed)} names of {of_type or 'entities'}; triples have {wanted}"
+            )
+        first.append(len(names))
+        names += listed if types is None else [f"{of_type}:{each}" for each in listed]
+    entity_types = np.repeat(np.arange(len(first), dtype=np.int32), np.diff([*first, len(names)]))
+    return names, entity_types, ids + np.array(first)[kind]
 
 
 def _arrays(file: Path, needed: bool) -> dict[str, Array]:
+    ids, types = ("head", "relation", "tail"), ("head_type", "tail_type")
     if not file.is_file() and not needed:
-        ids = dict.fromkeys(("head", "relation", "tail"), np.empty(0, np.int64))
-        return {**ids, **dict.fromkeys(("head_type", "tail_type"), np.empty(0, str))}
+        return {**dict.fromkeys(ids, np.empty(0, np.int64)), **dict.fromkeys(types, np.empty(0, str))}
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
-            found = {name: saved[name] for name in ("head", "relation", "tail")}
-            found |= {name: saved[name] for name in ("head_type", "tail_type") if name in saved}
+            found = {name: saved[name] for name in (*ids, *types) if name in ids or name in saved}
     except DAMAGED as error:
         raise BadInput(
             f"{file}: not a NumPy file with the arrays head, relation and tail ({error}); write it by "
@@ -422,73 +432,33 @@ def _arrays(file: Path, needed: bool) -> dict[str, Array]:
     if len(set(lengths.values())) != 1 or found["head"].ndim != 1:
         raise BadInput(f"{file}: its arrays must be [N], as many as there are triples; they are {lengths}")
     for name, value in found.items():
-        if value.dtype.kind not in ("U" if name.endswith("_type") else "iu"):
+        if value.dtype.kind not in ("iu" if name in ids else "U"):
             raise BadInput(f"{file}: {name} is of {value.dtype}")
-        if not name.endswith("_type") and len(value) and value.min() < 0:
+        if name in ids and value.min(initial=0) < 0:
             raise BadInput(f"{file}: {name} has an id below 0")
-    return {name: value.astype(np.int64) if value.dtype.kind in "iu" else value for name, value in found.items()}
+    return {name: value.astype(np.int64) if name in ids else value for name, value in found.items()}
 
 
-def _offsets(kinds: Array, offsets: Mapping[str, int]) -> Array:
-    """int64 `[N]`: the first id of each entity's type."""
-    unique, codes = np.unique(kinds, return_inverse=True)
-    return np.array([offsets[each] for each in unique.tolist()], np.int64)[codes]
-
-
-def _entities(
-    folder: Path, splits: Mapping[str, Mapping[str, Array]], types: list[str]
-) -> tuple[dict[str, int], Names, Int32]:
-    """The first id of every type, the names, and each entity's type."""
-    offsets: dict[str, int] = {}
-    names: list[str] = []
-    kinds: list[Array] = []
-    for place, kind in enumerate(types or [""]):
-        ids = [_of_type(split, end, kind) for split in splits.values() for end in ("head", "tail")]
-        count = 1 + max((int(some.max()) for some in ids if len(some)), default=-1)
-        mapped = _mapping(folder, f"{kind}_entidx2name" if kind else "nodeidx2entityid", "entity")
-        if mapped is None:
-            _require_dense(folder, count, kind or "entities", splits)
-        elif len(mapped) < count:
-            raise BadInput(f"{folder}/mapping has {len(mapped)} names of {kind or 'entities'}; triples have {count}")
-        listed = [str(each) for each in range(count)] if mapped is None else list(mapped)
-        offsets[kind] = len(names)
-        names += [f"{kind}:{each}" for each in listed] if kind else listed
-        kinds.append(np.full(len(listed), place, np.int32))
-    return offsets, Names(names), np.concatenate(kinds)
-
-
-def _require_dense(folder: Path, count: int, what: str, splits: Mapping[str, Mapping[str, Array]]) -> None:
-    """Refuses ids so far apart that their names, which nothing lists, would not be worth their memory."""
-    triples = sum(len(split["head"]) for split in splits.values())
-    if count > _NAMES_OF_A_TRIPLE * triples + _NAMES_OF_ANY:
-        raise BadInput(
-            f"{folder}: the ids of {what} go up to {count - 1}, in {triples} triples; without OGB's folder mapping ids "
-            "must be numbered closely"
-        )
-
-
-def _of_type(arrays: Mapping[str, Array], end: str, kind: str) -> Array:
-    return arrays[end][arrays[f"{end}_type"] == kind] if kind else arrays[end]
-
-
-def _relations(folder: Path, splits: Mapping[str, Mapping[str, Array]]) -> Names:
-    for name in _RELATIONS:
-        mapped = _mapping(folder, name, "relation")
-        if mapped is not None:
-            return mapped
-    count = 1 + max(int(split["relation"].max()) for split in splits.values() if len(split["relation"]))
-    _require_dense(folder, count, "relations", splits)
-    return Names([str(each) for each in range(count)], "relation")
-
-
-def _mapping(folder: Path, name: str, what: str) -> Names | None:
-    """Names by id from a file of OGB: a header, then id and name."""
-    file = folder / "mapping" / f"{name}.csv.gz"
-    if not file.is_file():
-        return None
+def _names_of_ids(folder: Path, files: Sequence[str], what: str, those: str, count: int, triples: int) -> list[str]:
+    """The names of `count` ids, or of more: from the first of OGB's `files` that is there, a header, then id and name;
+    else the ids. Refuses ids so far apart that their names, which nothing lists, would not be worth their memory."""
+    file = next((file for name in files if (file := folder / f"mapping/{name}.csv.gz").is_file()), None)
+    if file is None:
+        if count > _NAMES_OF_A_TRIPLE * triples + _NAMES_OF_ANY:
+            raise BadInput(
+                f"{folder}: the ids of {those} go up to {count - 1}, in {triples} triples; without OGB's folder "
+                "mapping ids must be numbered closely"
+            )
+        return [str(each) for each in range(count)]
     try:
         with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
-            rows = list(csv.reader(lines))[1:]
-        return _names_by_id([(int(row[0]), row[1]) for row in rows], what, str(file))
+            rows = [(int(row[0]), row[1]) for row in list(csv.reader(lines))[1:]]
     except DAMAGED as error:
         raise BadInput(f"{file}: not a mapping of OGB ({error})") from error
+    found = dict(rows)
+    for place in range(len(rows)):
+        if place not in found:
+            raise BadInput(
+                f"{file}: ids of {len(rows)} {what} names must be 0 .. {len(rows) - 1}, each once; {place} is missing"
+            )
+    return [found[place] for place in range(len(rows))]

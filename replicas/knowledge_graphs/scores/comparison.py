@@ -1,6 +1,7 @@
-"""What a query is compared with candidates by: the half of a score function that costs time; all distances."""
+"""How queries are compared with candidates, the half of a score function that costs time: products, distances."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -9,12 +10,10 @@ from elastable.embedding_store.contract.arrays import Float32, Float64, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.replicas.knowledge_graphs.scores import dot_products
 
 Size = Callable[[Float64, Float64, int], Float64]
 """`size(queries, highest, norm)`: float64 `[b]`; see `Comparison`."""
-
-NORMS = (1, 2)
-"""The norms of distances."""
 
 _PAIRS_A_THREAD = 2048
 _COLUMNS_A_THREAD = 16
@@ -29,6 +28,8 @@ class Comparison:
 
     Threads share the queries forward, and the columns backward, so that nobody meets.
 
+    A dot product of many queries with one list is a matrix product, and not by the kernels.
+
     Args:
         forward: Scores the queries `start..stop`.
         backward: Adds to the columns `start..stop` (in units of `columns`) of both gradients.
@@ -40,8 +41,9 @@ class Comparison:
     def __init__(
         self, forward: Callable[..., None], backward: Callable[..., None], size: Size, parts: int, norm: int = 1
     ) -> None:
-        if norm not in NORMS:
+        if norm not in (1, 2):
             raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
+        self.is_product = forward is _dot_forward
         self._forward, self._backward, self._size, self._parts, self.norm = forward, backward, size, parts, norm
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
@@ -57,6 +59,9 @@ class Comparison:
             float32 `[b, n]`.
         """
         scores = np.empty((len(queries), places.shape[1]), queries.dtype)
+        if self.is_product and len(places) == 1 < len(queries):
+            dot_products.products(queries, rows, places[0], scores, pool)
+            return scores
         fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
         arguments = queries, rows, places, scores, self.norm
         pool.run(lambda start, stop: self._forward(*arguments, start, stop), len(queries), fewest)
@@ -107,11 +112,57 @@ class Comparison:
         Returns:
             Gradients of the queries, float32 `[b, query width]`.
         """
+        if self.is_product and len(places) == 1 < len(queries):
+            shared = places[0], score_gradients, row_places[0], row_gradients
+            return dot_products.product_gradients(queries, rows, *shared, pool)
         to_queries = np.zeros_like(queries)
         given = queries, rows, places, scores, score_gradients, row_places, row_gradients, to_queries, self.norm
         columns = rows.shape[1] // self._parts
         pool.run(lambda start, stop: self._backward(*given, start, stop), columns, _COLUMNS_A_THREAD)
         return to_queries
+
+
+@summing_kernel
+def _dot_forward(
+    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
+) -> None:
+    for q in range(start, stop):
+        query, group = queries[q], places[q]
+        for k in range(len(group)):
+            row, total = rows[group[k]], np.float32(0)
+            for j in range(len(row)):
+                total += query[j] * row[j]
+            scores[q, k] = total
+
+
+@summing_kernel
+def _dot_backward(
+    queries: Float32,
+    rows: Float32,
+    places: Int64,
+    scores: Float32,
+    score_gradients: Float32,
+    row_places: Int64,
+    row_gradients: Float32,
+    query_gradients: Float32,
+    norm: int,
+    start: int,
+    stop: int,
+) -> None:
+    for q in range(len(queries)):
+        query, to_query = queries[q, start:stop], query_gradients[q, start:stop]
+        for k in range(places.shape[1]):
+            g = score_gradients[q, k]
+            if g != np.float32(0):
+                row, to_row = rows[places[q, k], start:stop], row_gradients[row_places[q, k], start:stop]
+                for j in range(stop - start):
+                    to_query[j] += g * row[j]
+                    to_row[j] += g * query[j]
+
+
+def dot() -> Comparison:
+    """`q . e`."""
+    return Comparison(_dot_forward, _dot_backward, lambda queries, highest, norm: np.abs(queries) @ highest, 1)
 
 
 def length(terms: Float64, norm: int) -> Float64:
@@ -130,22 +181,27 @@ Spread = Callable[[Columns, Columns, Columns, Columns, int, np.float32], None]
 """`spread(query, row, to_query, to_row, j, step)`: adds to gradients, given that of term j."""
 
 
-def distance_comparison(
-    term: Term, spread: Spread, query_parts: int, row_parts: int, size: Size, norm: int, blocks: int = 1
-) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class Distance:
     """Minus the norm 1 or 2 of the vector of `term`s of a pair.
 
-    Args:
-        term, spread: The same functions at each call, as kernels are compiled once for each.
+    Attributes:
+        term, spread: The same functions at each use, as kernels are compiled once for each.
+        size: As of `Comparison`.
         query_parts, row_parts: Into how many equal parts queries and rows are cut for them.
-        size, norm: As of `Comparison`.
         blocks: Queries and rows are first cut into as many blocks, whose norms are added.
-
-    Raises:
-        BadInput: another norm than 1 or 2.
     """
-    kernels = _distance_kernels(term, spread, query_parts, row_parts, blocks)
-    return Comparison(*kernels, size, blocks * row_parts, norm)
+
+    term: Term
+    spread: Spread
+    size: Size
+    query_parts: int
+    row_parts: int
+    blocks: int = 1
+
+    def by(self, norm: int) -> Comparison:
+        """Raises BadInput for another norm than 1 or 2."""
+        return Comparison(*_distance_kernels(self), self.size, self.blocks * self.row_parts, norm)
 
 
 @summing_inlined
@@ -167,10 +223,9 @@ _CUTS = {1: _one, 2: _two, 3: _three}
 
 
 @cache
-def _distance_kernels(
-    term: Term, spread: Spread, query_parts: int, row_parts: int, blocks: int
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    term, spread = summing_inlined(term), summing_inlined(spread)
+def _distance_kernels(kind: Distance) -> tuple[Callable[..., None], Callable[..., None]]:
+    term, spread = summing_inlined(kind.term), summing_inlined(kind.spread)
+    query_parts, row_parts, blocks = kind.query_parts, kind.row_parts, kind.blocks
     cut_query, cut_row = _CUTS[query_parts], _CUTS[row_parts]
 
     @summing_inlined
@@ -248,11 +303,6 @@ def _distance_kernels(
 # Minus a distance of a query from its candidates: of vectors, complex numbers, linear forms, points from boxes
 
 
-def distance(norm: int) -> Comparison:
-    """`-|q - e|` by the norm 1 or 2; a query is as wide as a row."""
-    return distance_comparison(_difference, _spread_difference, 1, 1, _difference_size, norm)
-
-
 def _difference(query: Columns, row: Columns, j: int) -> np.float32:
     x: np.float32 = query[0][j] - row[0][j]
     return x
@@ -269,13 +319,8 @@ def _difference_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return length(np.abs(queries) + highest, norm)
 
 
-def modulus() -> Comparison:
-    """`-sum |q_j - e_j|` over complex numbers: all real parts of a row, then all imaginary ones.
-
-    The modulus of each complex difference, as in RotatE (Sun et al., 2019), not
-    the sum of the absolute values of its two parts.
-    """
-    return distance_comparison(_modulus, _spread_modulus, 2, 2, _modulus_size, 1)
+DIFFERENCE = Distance(_difference, _spread_difference, _difference_size, 1, 1)
+"""`-|q - e|`; a query is as wide as a row."""
 
 
 def _modulus_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -302,9 +347,11 @@ def _spread_modulus(query: Columns, row: Columns, to_query: Columns, to_row: Col
     to_row[1][j] -= share * y
 
 
-def affine(norm: int) -> Comparison:
-    """`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row."""
-    return distance_comparison(_affine, _spread_affine, 2, 1, _affine_size, norm)
+MODULUS = Distance(_modulus, _spread_modulus, _modulus_size, 2, 2)
+"""`-sum |q_j - e_j|` over complex numbers, by the norm 1: all real parts of a row, then all imaginary ones.
+
+The modulus of each complex difference, as in RotatE (Sun et al., 2019), not the sum of the sizes of its two parts.
+"""
 
 
 def _affine(query: Columns, row: Columns, j: int) -> np.float32:
@@ -324,9 +371,8 @@ def _affine_size(queries: Float64, highest: Float64, norm: int) -> Float64:
     return length(a + b * highest, norm)
 
 
-def affine_of_two(norm: int) -> Comparison:
-    """`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
-    return distance_comparison(_affine_of_two, _spread_affine_of_two, 3, 2, _affine_size_of_two, norm)
+AFFINE = Distance(_affine, _spread_affine, _affine_size, 2, 1)
+"""`-|a + b * e|`, elementwise; a query is `[a, b]`, twice as wide as a row."""
 
 
 def _affine_of_two(query: Columns, row: Columns, j: int) -> np.float32:
@@ -350,6 +396,10 @@ def _affine_size_of_two(queries: Float64, highest: Float64, norm: int) -> Float6
     return length(a + b * e + c * f, norm)
 
 
+AFFINE_OF_TWO = Distance(_affine_of_two, _spread_affine_of_two, _affine_size_of_two, 3, 2)
+"""`-|a + b * e + c * f|`, elementwise; a row is `[e, f]`, a query `[a, b, c]`."""
+
+
 _SMALLEST = np.float32(1e-12)  # a row of zeros stays one
 
 
@@ -371,15 +421,6 @@ def unit_length_gradients(rows: Float32, gradients: Float32) -> Float32:
 def _lengths(rows: Float32) -> Float32:
     lengths: Float32 = np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), _SMALLEST)[:, None]
     return lengths
-
-
-def boxes(norm: int) -> Comparison:
-    """`-|D(e + x, v)| - |D(f + y, w)|`; a row is `[e, f]`, a query `[x, v, y, w]`.
-
-    `D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
-    that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
-    """
-    return distance_comparison(_far, _spread_far, 2, 1, _box_size, norm, blocks=2)
 
 
 def _box_size(queries: Float64, highest: Float64, norm: int) -> Float64:
@@ -410,3 +451,11 @@ def _spread_far(query: Columns, row: Columns, to_query: Columns, to_row: Columns
     to_row[0][j] += step * along
     to_query[0][j] += step * along
     to_query[1][j] += step * by_width
+
+
+BOXES = Distance(_far, _spread_far, _box_size, 2, 1, blocks=2)
+"""`-|D(e + x, v)| - |D(f + y, w)|`; a row is `[e, f]`, a query `[x, v, y, w]`.
+
+`D(z, w)` is the distance of BoxE (Abboud et al., 2020) from the middle of a box of width w: `|z| / (w + 1)` inside,
+that is where `|z| <= w / 2`, and `|z| (w + 1) - w (w + 1 - 1 / (w + 1)) / 2` outside.
+"""

@@ -1,4 +1,4 @@
-"""Dot products of queries with candidates, and matrix products in blocks of fixed size, with one thread of BLAS each.
+"""Matrix products of queries and candidates in blocks of fixed size, with one thread of BLAS each.
 
 BLAS' own threads spin while they wait for each other: two of them take 1.5 times the processor time of one for the same
 product, and more where another process needs the cores. Blocks do not depend on the number of threads, so no bit does.
@@ -15,77 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.native.kernel import kernel, summing_kernel
+from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.scores.comparison import Comparison
-
-
-class Dot(Comparison):
-    """`q . e`; candidates shared by many queries are a matrix product."""
-
-    def __init__(self) -> None:
-        super().__init__(_dot_forward, _dot_backward, lambda queries, highest, norm: np.abs(queries) @ highest, 1)
-
-    def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        if len(places) > 1 or len(queries) == 1:
-            return super().scores(queries, rows, places, pool)
-        found = np.empty((len(queries), places.shape[1]), np.float32)
-        products(queries, rows, places[0], found, pool)
-        return found
-
-    def gradients(
-        self,
-        queries: Float32,
-        rows: Float32,
-        places: Int64,
-        scores: Float32,
-        score_gradients: Float32,
-        row_places: Int64,
-        row_gradients: Float32,
-        pool: RangePool = SERIAL,
-    ) -> Float32:
-        if len(places) > 1 or len(queries) == 1:
-            return super().gradients(queries, rows, places, scores, score_gradients, row_places, row_gradients, pool)
-        return product_gradients(queries, rows, places[0], score_gradients, row_places[0], row_gradients, pool)
-
-
-@summing_kernel
-def _dot_forward(
-    queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
-) -> None:
-    for q in range(start, stop):
-        query, group = queries[q], places[q]
-        for k in range(len(group)):
-            row, total = rows[group[k]], np.float32(0)
-            for j in range(len(row)):
-                total += query[j] * row[j]
-            scores[q, k] = total
-
-
-@summing_kernel
-def _dot_backward(
-    queries: Float32,
-    rows: Float32,
-    places: Int64,
-    scores: Float32,
-    score_gradients: Float32,
-    row_places: Int64,
-    row_gradients: Float32,
-    query_gradients: Float32,
-    norm: int,
-    start: int,
-    stop: int,
-) -> None:
-    for q in range(len(queries)):
-        query, to_query = queries[q, start:stop], query_gradients[q, start:stop]
-        for k in range(places.shape[1]):
-            g = score_gradients[q, k]
-            if g != np.float32(0):
-                row, to_row = rows[places[q, k], start:stop], row_gradients[row_places[q, k], start:stop]
-                for j in range(stop - start):
-                    to_query[j] += g * row[j]
-                    to_row[j] += g * query[j]
-
 
 _BLOCK = 2048
 """Candidates of a block: its scores with 512 queries are 4 MiB."""

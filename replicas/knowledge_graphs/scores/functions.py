@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
@@ -16,17 +16,16 @@ from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.comparison import (
-    NORMS,
-    Comparison,
-    affine,
-    affine_of_two,
-    boxes,
-    distance,
-    modulus,
+    AFFINE,
+    AFFINE_OF_TWO,
+    BOXES,
+    DIFFERENCE,
+    MODULUS,
+    Distance,
+    dot,
     to_unit_length,
     unit_length_gradients,
 )
-from elastable.replicas.knowledge_graphs.scores.dot_products import Dot
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -42,14 +41,27 @@ Values = Literal["real", "complex", "phase"]
 """What a row holds: real numbers; complex ones, all real parts before all imaginary ones; or the phases of complex
 numbers with the modulus 1."""
 
-
 Parts = tuple[tuple[str, str], ...]
 """The parts of a row, from the first column to the last: name, and how the score uses it where that is not plain."""
+
+Terms = tuple[tuple[int, int, int | None, int | None], ...]
+"""`(p, sign, g, r)` each: adds `sign * (given entity's part g) * (relation's part r)` to part p of a query; None:
+without that factor."""
+
+Initial = Callable[[int], InitializerSpec]
+"""The initial values of rows, given `dim`."""
 
 _UNIT = "divided by its length before it is used"
 _PLUS_ONE = "used with 1 added"
 _ELU = "stored as x, used as elu(x) + 1"
 _COMPLEX: Parts = (("real", ""), ("imaginary", ""))
+
+
+def _by_dim(kind: Literal["normal", "uniform"], scale: float) -> Initial:
+    """The standard deviation or bound is `scale / sqrt(dim)`."""
+    return lambda dim: InitializerSpec(
+        kind, -scale / math.sqrt(dim) if kind == "uniform" else 0.0, scale / math.sqrt(dim)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +87,26 @@ class ScoreFunction(ABC):
     with many candidates for the other end. So heads and tails are scored by the same comparison, and workers send each
     other queries to be scored.
 
+    Args:
+        dim: float32 values of an entity, or of each of its parts; see `score_function`.
+        norm: One of `norms`; None: the first of them.
+        seed: Seed of further variables.
+
     Attributes:
         name: Name in `SCORES`.
         entity_parts, relation_parts: What their rows hold, in parts of `dim` columns; of `dim / 2` where entities are
             complex numbers, and of 1 for a bias.
-        query_parts: How many times `dim` a query is wide.
+        query_parts: How many times the first part of an entity a query is wide.
         entity_width, relation_width, query_width: float32 values of each.
         entities, relations: Initial values.
         entity_values, relation_values: What their rows hold.
         norms: The norms to choose from; none if the score has no norm or only one, and `why_no_norm` says why.
         sides: The ends that can be queried; without "head" if the function needs reciprocal relations.
-        as_they_are: Whether `prepared` returns its argument.
+        as_they_are: Whether `prepared` returns its argument; if not, it brings every part to length 1.
         dense: Names and initial values of further variables, float32.
 
     Raises:
-        BadInput: `dim` is odd, and entities are complex numbers.
+        BadInput: an invalid dim or norm, or a norm of a score that has none.
     """
 
     name: str
@@ -103,32 +120,50 @@ class ScoreFunction(ABC):
     sides: tuple[Side, ...] = ("head", "tail")
     as_they_are: bool = True
     dense: Mapping[str, Float32] = MappingProxyType({})
+    distance: Distance | None = None
+    """Of queries from candidates; None: the score is a dot product."""
+    initial: tuple[Initial, ...] = (lambda dim: InitializerSpec("normal", 0.0, 0.05),)
+    """Of entities and of relations, or one of both."""
 
-    def __init__(self, dim: int, comparison: Comparison, *initial: InitializerSpec) -> None:
-        """`initial`: of entities and of relations, or one of both."""
+    def __init__(self, dim: int, norm: int | None = None, seed: int = 0) -> None:
+        if dim < 1:
+            raise BadInput(f"{self.name} of dim {dim}: dim must be at least 1")
+        if norm is not None and not self.norms:
+            raise BadInput(f"norm {norm} of {self.name}: {self.why_no_norm}; leave the norm out")
         if self.entity_values == "complex" and dim % 2:
             raise BadInput(f"{self.name} of dim {dim}: rows hold real and imaginary parts, so dim must be even")
-        self.dim, self.comparison = dim, comparison
+        self.dim = dim
+        by = norm if norm is not None else (*self.norms, 1)[0]
+        self.comparison = dot() if self.distance is None else self.distance.by(by)
         self.entity_width, self.relation_width = (parts[-1].last for parts in self.layout().values())
-        self.query_width = self.query_parts * dim
-        self.entities, self.relations = initial[0], initial[-1]
+        self.query_width = self.query_parts * self._each
+        self.entities, self.relations = self.initial[0](dim), self.initial[-1](dim)
+
+    @property
+    def _each(self) -> int:
+        return self.dim // 2 if self.entity_values == "complex" else self.dim
 
     def layout(self) -> dict[str, tuple[RowPart, ...]]:
         """The parts of an "entity"'s and of a "relation"'s row, from the first column to the last."""
-        each, found = self.dim // 2 if self.entity_values == "complex" else self.dim, {}
+        found = {}
         for kind, parts in (("entity", self.entity_parts), ("relation", self.relation_parts)):
-            lasts = [*accumulate(1 if name == "bias" else each for name, _ in parts)]
+            lasts = [*accumulate(1 if name == "bias" else self._each for name, _ in parts)]
             bounds = zip(parts, [0, *lasts], lasts, strict=False)
             found[kind] = tuple(RowPart(name, first, last, meaning) for (name, meaning), first, last in bounds)
         return found
 
     def prepared(self, rows: Float32) -> Float32:
         """float32 `[n, entity_width]`: entities as queries and comparisons take them; may be `rows` itself."""
-        return rows
+        if self.as_they_are:
+            return rows
+        return _joined([to_unit_length(part) for part in self._entity(rows)])
 
     def unprepared(self, rows: Float32, gradients: Float32) -> Float32:
         """Gradients of the rows from those of `prepared(rows)`; may be `gradients` itself."""
-        return gradients
+        if self.as_they_are:
+            return gradients
+        parts = zip(self._entity(rows), self._entity(gradients), strict=True)
+        return _joined([unit_length_gradients(*part) for part in parts])
 
     @abstractmethod
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
@@ -172,78 +207,85 @@ class ScoreFunction(ABC):
                 "head query into a tail query"
             )
 
+    def _entity(self, rows: Float32) -> list[Float32]:
+        return np.split(rows, len(self.entity_parts), axis=1)
 
-_NORMAL = InitializerSpec("normal", 0.0, 0.05)
+
+class TermScore(ScoreFunction):
+    """A score whose queries are sums of products of parts, so that `terms` alone says values and gradients."""
+
+    @abstractmethod
+    def terms(self, sign: int) -> Terms:
+        """The terms of a query, in the order of all sums; `sign` is 1 if it asks for tails, -1 for heads."""
+
+    def related(self, relation: Float32) -> list[Float32]:
+        """Parts of relations as terms use them."""
+        return np.split(relation, len(self.relation_parts), axis=1)
+
+    def unrelated(self, relation: Float32, gradients: list[Float32]) -> list[Float32]:
+        """Gradients of the stored parts from those of `related(relation)`."""
+        return gradients
+
+    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
+        entity, related, sums = self._entity(given), self.related(relation), dict[int, Float32]()
+        for p, sign, g, r in self._terms(side):
+            factors = [parts[k] for parts, k in ((entity, g), (related, r)) if k is not None]
+            _add(sums, p, reduce(np.multiply, factors, cast(Float32, sign)))
+        return _joined(_every(sums, self.query_parts, entity[0]))
+
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
+        entity, related = self._entity(given), self.related(relation)
+        slopes = np.split(gradients, self.query_parts, axis=1)
+        to_given, to_related = dict[int, Float32](), dict[int, Float32]()
+        for p, sign, g, r in self._terms(side):
+            if g is not None:
+                _add(to_given, g, sign * slopes[p] if r is None else sign * slopes[p] * related[r])
+            if r is not None:
+                _add(to_related, r, sign * slopes[p] if g is None else sign * slopes[p] * entity[g])
+        to_relation = self.unrelated(relation, _every(to_related, len(related), entity[0]))
+        return _joined(_every(to_given, len(entity), entity[0])), _joined(to_relation), {}
+
+    def _terms(self, side: Side) -> Terms:
+        return self.terms(1 if side == "tail" else -1)
 
 
-class DistMult(ScoreFunction):
+def _add(sums: dict[int, Float32], place: int, term: Float32) -> None:
+    sums[place] = sums[place] + term if place in sums else term
+
+
+def _joined(parts: list[Float32]) -> Float32:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)  # which would copy the only one
+
+
+def _every(sums: Mapping[int, Float32], count: int, like: Float32) -> list[Float32]:
+    return [sums[k] if k in sums else np.zeros_like(like) for k in range(count)]
+
+
+class DistMult(TermScore):
     """`sum h * r * t`."""
 
     name = "DistMult"
     relation_parts = (("diagonal", ""),)
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, Dot(), _NORMAL)
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        return given * relation
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        return gradients * relation, gradients * given, {}
+    def terms(self, sign: int) -> Terms:
+        return ((0, 1, 0, 0),)
 
 
-class ComplEx(ScoreFunction):
-    """`Re(sum h * r * conj(t))`; a row holds all real parts, then all imaginary ones.
-
-    Args:
-        dim: float32 values of a row, so `dim / 2` complex numbers.
-
-    Raises:
-        BadInput: `dim` is odd.
-    """
+class ComplEx(TermScore):
+    """`Re(sum h * r * conj(t))`; a row holds all real parts, then all imaginary ones: `dim / 2` complex numbers."""
 
     name = "ComplEx"
     entity_parts = relation_parts = _COMPLEX
-    entity_values = relation_values = "complex"
+    entity_values: Values = "complex"
+    relation_values: Values = "complex"
+    query_parts = 2
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, Dot(), _NORMAL)
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
+    def terms(self, sign: int) -> Terms:
         """`h * r`, or `t * conj(r)`."""
-        return _times(given, *self._factor(relation, side))
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        (a, b), (x, y) = halves(given), halves(gradients)
-        sign = np.float32(1 if side == "tail" else -1)
-        to_relation = np.concatenate([x * a + y * b, sign * (y * a - x * b)], axis=1)
-        return _times_conjugate(gradients, *self._factor(relation, side)), to_relation, {}
-
-    @staticmethod
-    def _factor(relation: Float32, side: Side) -> tuple[Float32, Float32]:
-        real, imaginary = halves(relation)
-        return real, imaginary if side == "tail" else -imaginary
+        return (0, 1, 0, 0), (0, -sign, 1, 1), (1, sign, 0, 1), (1, 1, 1, 0)
 
 
-def _times(rows: Float32, c: Float32, d: Float32) -> Float32:
-    """Complex rows times c + d i."""
-    a, b = halves(rows)
-    return np.concatenate([a * c - b * d, a * d + b * c], axis=1)
-
-
-def _times_conjugate(rows: Float32, c: Float32, d: Float32) -> Float32:
-    """Complex rows times c - d i."""
-    a, b = halves(rows)
-    return np.concatenate([a * c + b * d, b * c - a * d], axis=1)
-
-
-def halves(rows: Float32) -> tuple[Float32, Float32]:
-    """Views of the two halves of the columns: real and imaginary parts."""
-    half = rows.shape[1] // 2
-    return rows[:, :half], rows[:, half:]
-
-
-class CP(ScoreFunction):
+class CP(TermScore):
     """`sum h_as_head * r * t_as_tail`; an entity is `[as head, as tail]`, one vector for each role."""
 
     name = "CP"
@@ -251,51 +293,170 @@ class CP(ScoreFunction):
     relation_parts = (("diagonal", ""),)
     query_parts = 2
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, Dot(), _NORMAL)
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
+    def terms(self, sign: int) -> Terms:
         """`[0, h_as_head * r]` for tails, `[t_as_tail * r, 0]` for heads: 0 where a candidate's other role lies."""
-        as_head, as_tail = halves(given)
-        asked = (as_head if side == "tail" else as_tail) * relation
-        empty = np.zeros_like(asked)
-        return np.concatenate([empty, asked] if side == "tail" else [asked, empty], axis=1)
+        return ((1, 1, 0, 0) if sign > 0 else (0, 1, 1, 0),)
+
+
+class TransE(TermScore):
+    """`-|h + r - t|`, by the norm 1 or 2."""
+
+    name = "TransE"
+    relation_parts = (("translation", ""),)
+    norms = (1, 2)
+    distance = DIFFERENCE
+    initial = (_by_dim("uniform", 6),)
+
+    def terms(self, sign: int) -> Terms:
+        return (0, 1, 0, None), (0, sign, None, 0)
+
+
+class RotatE(ComplEx):
+    """`-sum |h * r - t|` over complex numbers, where `r = exp(i phase)`: a relation has `dim / 2` phases.
+
+    The sum of the moduli is the norm 1 of a complex vector; as in the paper, there is no other to choose.
+    """
+
+    name = "RotatE"
+    relation_parts = (("phase", "an angle in radians: r = exp(i phase)"),)
+    relation_values = "phase"
+    why_no_norm = "its distance is always the sum of the moduli of the complex differences"
+    distance = MODULUS
+    initial = (_by_dim("uniform", 6), lambda dim: InitializerSpec("uniform", -math.pi, math.pi))
+
+    def related(self, relation: Float32) -> list[Float32]:
+        return [np.cos(relation), np.sin(relation)]
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        (as_head, as_tail), (to_head, to_tail) = halves(given), halves(gradients)
-        mine, asked = (as_head, to_tail) if side == "tail" else (as_tail, to_head)
-        to_mine, empty = asked * relation, np.zeros_like(relation)
-        parts = [to_mine, empty] if side == "tail" else [empty, to_mine]
-        return np.concatenate(parts, axis=1), asked * mine, {}
+        to_given, _, _ = super().query_gradients(given, relation, side, gradients)
+        (real, imaginary), (x, y) = (self._entity(rows) for rows in (self.query(given, relation, side), gradients))
+        to_angle = y * real - x * imaginary
+        return to_given, to_angle if side == "tail" else -to_angle, {}
+
+
+class PairRE(TermScore):
+    """`-|h * r_h - t * r_t|`, entities brought to length 1; a relation is `[r_h, r_t]`."""
+
+    name = "PairRE"
+    entity_parts: Parts = (("embedding", _UNIT),)
+    relation_parts: Parts = (("head scale", ""), ("tail scale", ""))
+    query_parts = 2
+    norms = (1, 2)
+    as_they_are = False
+    distance = AFFINE
+    initial = (_by_dim("normal", 1), lambda dim: InitializerSpec("uniform", -1.0, 1.0))
+
+    def terms(self, sign: int) -> Terms:
+        """`h * r_h (+ r_m)` and `-r_t`, or `-t * r_t (+ r_m)` and `r_h`."""
+        mine, other = (0, 1) if sign > 0 else (1, 0)
+        middle = ((0, 1, None, 2),) if len(self.relation_parts) > 2 else ()
+        return (0, sign, 0, mine), *middle, (1, -sign, None, other)
+
+
+class TripleRE(PairRE):
+    """`-|h * (r_h + 1) - t * (r_t + 1) + r_m|`, entities brought to length 1; a relation is `[r_h, r_t, r_m]`.
+
+    The second version of the paper, with its constant u = 1.
+    """
+
+    name = "TripleRE"
+    relation_parts = (("head scale", _PLUS_ONE), ("tail scale", _PLUS_ONE), ("translation", ""))
+
+    def related(self, relation: Float32) -> list[Float32]:
+        head, tail, middle = super().related(relation)
+        return [head + np.float32(1), tail + np.float32(1), middle]
+
+
+class InterHT(TermScore):
+    """`-|h * (t' + 1) - t * (h' + 1) + r|`; an entity is `[e, e']`, each brought to length 1."""
+
+    name = "InterHT"
+    entity_parts = (("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added"))
+    relation_parts: Parts = (("translation", ""),)
+    query_parts = 3
+    norms = (1, 2)
+    as_they_are = False
+    distance = AFFINE_OF_TWO
+    initial = (_by_dim("normal", 1),)
+
+    def terms(self, sign: int) -> Terms:
+        """With the given `g`: `sign g + r`, `-sign (g' + 1)`, `sign g`."""
+        return (0, sign, 0, None), (2, sign, 0, None), (0, 1, None, 0), (1, -sign, 1, None), (1, -sign, None, None)
+
+
+class TranS(InterHT):
+    """`-|h * (t' + 1) - t * (h' + 1) + r1 * h + r2 + r3 * t|`; a relation is `[r1, r2, r3]`."""
+
+    name = "TranS"
+    relation_parts = (("head scale", ""), ("translation", ""), ("tail scale", ""))
+
+    def terms(self, sign: int) -> Terms:
+        mine, other = (0, 2) if sign > 0 else (2, 0)
+        moved, both, _, *aid = super().terms(sign)
+        return moved, both, (0, 1, None, 1), (0, 1, 0, mine), *aid, (1, 1, None, other)
+
+
+class BoxE(TermScore):
+    """`-|D(h + t', head box)| - |D(t + h', tail box)|`; an entity is `[point, bump]`.
+
+    `D` is the distance of `BOXES`. A relation is `[head middle, head width, tail middle, tail width]`, where widths are
+    kept as x and are `elu(x) + 1`, above 0.
+    """
+
+    name = "BoxE"
+    entity_parts = (("point", ""), ("bump", "moves the point of the other end"))
+    relation_parts = (("head middle", ""), ("head width", _ELU), ("tail middle", ""), ("tail width", _ELU))
+    query_parts = 4
+    norms = (2, 1)
+    distance = BOXES
+    initial = (_by_dim("uniform", 0.5),)
+
+    def terms(self, sign: int) -> Terms:
+        """A candidate's point, moved by the given entity's bump, belongs in the box of its own end; its bump moves
+        the given entity's point in the other box."""
+        own, other = (2, 0) if sign > 0 else (0, 2)
+        first = (0, 1, 1, None), (0, -1, None, own), (1, 1, None, own + 1)
+        return *first, (2, 1, 0, None), (2, -1, None, other), (3, 1, None, other + 1)
+
+    def related(self, relation: Float32) -> list[Float32]:
+        head, head_width, tail, tail_width = super().related(relation)
+        return [head, _positive(head_width), tail, _positive(tail_width)]
+
+    def unrelated(self, relation: Float32, gradients: list[Float32]) -> list[Float32]:
+        _, head_width, _, tail_width = super().related(relation)
+        to_head, to_head_width, to_tail, to_tail_width = gradients
+        return [to_head, to_head_width * _slope(head_width), to_tail, to_tail_width * _slope(tail_width)]
+
+
+def _positive(raw: Float32) -> Float32:
+    return np.where(raw > 0, raw + np.float32(1), np.exp(np.minimum(raw, 0)))
+
+
+def _slope(raw: Float32) -> Float32:
+    return np.where(raw > 0, np.float32(1), np.exp(np.minimum(raw, 0)))
 
 
 class TuckER(ScoreFunction):
     """`sum W[i, j, k] * h[i] * r[j] * t[k]`: every relation is a matrix, a combination of those of a common core W.
 
     Entities and relations have the same size. The paper's batch normalisation is left out, so that a query depends
-    neither on its batch nor on the number of workers.
-
-    Args:
-        dim: Size of an entity and of a relation, d; the core has d^3 values, the same on every worker.
+    neither on its batch nor on the number of workers. The core has `dim`^3 values, the same on every worker.
     """
 
     name = "TuckER"
 
-    def __init__(self, dim: int, seed: int = 0) -> None:
-        super().__init__(dim, Dot(), _NORMAL)
+    def __init__(self, dim: int, norm: int | None = None, seed: int = 0) -> None:
+        super().__init__(dim, norm)
         draw = np.random.Generator(np.random.Philox([dim, seed & (2**64 - 1)]))
         self.dense = MappingProxyType({"core": draw.uniform(-1, 1, (dim, dim, dim)).astype(np.float32)})
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        core = self._core(side, given.dtype)
-        matrices = (given @ core.reshape(self.dim, -1)).reshape(-1, self.dim, self.dim)  # [b, j, k]
-        asked: Float32 = np.matmul(relation[:, None], matrices)[:, 0]
+        asked: Float32 = np.matmul(relation[:, None], self._matrices(given, self._core(side, given.dtype)))[:, 0]
         return asked
 
     def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
         core, dim = self._core(side, given.dtype), self.dim
-        matrices = (given @ core.reshape(dim, -1)).reshape(-1, dim, dim)
-        to_relation: Float32 = np.matmul(matrices, gradients[:, :, None])[:, :, 0]
+        to_relation: Float32 = np.matmul(self._matrices(given, core), gradients[:, :, None])[:, :, 0]
         outer = (relation[:, :, None] * gradients[:, None]).reshape(-1, dim * dim)  # [b, (j, k)]
         to_given = np.asarray(outer @ core.reshape(dim, -1).T, np.float32)
         to_core = np.asarray(given.T @ outer, np.float32).reshape(dim, dim, dim)
@@ -308,227 +469,10 @@ class TuckER(ScoreFunction):
         core = self.dense["core"].astype(dtype, copy=False)
         return core if side == "tail" else np.ascontiguousarray(core.transpose(2, 1, 0))
 
-
-class TransE(ScoreFunction):
-    """`-|h + r - t|`, by the norm 1 or 2."""
-
-    name = "TransE"
-    relation_parts = (("translation", ""),)
-    norms = NORMS
-
-    def __init__(self, dim: int, norm: int = 1) -> None:
-        bound = 6 / math.sqrt(dim)
-        super().__init__(dim, distance(norm), InitializerSpec("uniform", -bound, bound))
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        return given + relation if side == "tail" else given - relation
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        return gradients, gradients if side == "tail" else -gradients, {}
-
-
-class RotatE(ScoreFunction):
-    """`-sum |h * r - t|` over complex numbers, where `r = exp(i phase)`.
-
-    The sum of the moduli is the norm 1 of a complex vector; as in the paper, there is no other to choose.
-
-    Args:
-        dim: float32 values of an entity: `dim / 2` complex numbers, and as many phases of a relation.
-
-    Raises:
-        BadInput: `dim` is odd.
-    """
-
-    name = "RotatE"
-    entity_parts, relation_parts = _COMPLEX, (("phase", "an angle in radians: r = exp(i phase)"),)
-    entity_values, relation_values = "complex", "phase"
-    why_no_norm = "its distance is always the sum of the moduli of the complex differences"
-
-    def __init__(self, dim: int) -> None:
-        bound, phases = 6 / math.sqrt(dim), InitializerSpec("uniform", -math.pi, math.pi)
-        super().__init__(dim, modulus(), InitializerSpec("uniform", -bound, bound), phases)
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """Rotates back for heads."""
-        return _times(given, *self._turn(relation, side))
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        (a, b), (x, y) = halves(given), halves(gradients)
-        c, d = self._turn(relation, side)
-        to_angle = x * -(a * d + b * c) + y * (a * c - b * d)
-        return _times_conjugate(gradients, c, d), to_angle if side == "tail" else -to_angle, {}
-
-    @staticmethod
-    def _turn(relation: Float32, side: Side) -> tuple[Float32, Float32]:
-        sine = np.sin(relation)
-        return np.cos(relation), sine if side == "tail" else -sine
-
-
-class PairRE(ScoreFunction):
-    """`-|h * r_h - t * r_t|`, entities brought to length 1; a relation is `[r_h, r_t]`."""
-
-    name = "PairRE"
-    entity_parts: Parts = (("embedding", _UNIT),)
-    relation_parts: Parts = (("head scale", ""), ("tail scale", ""))
-    query_parts = 2
-    norms = NORMS
-    as_they_are = False
-    _middle = False
-    _offset = np.float32(0)
-
-    def __init__(self, dim: int, norm: int = 1) -> None:
-        initial = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim)), InitializerSpec("uniform", -1.0, 1.0)
-        super().__init__(dim, affine(norm), *initial)
-
-    def prepared(self, rows: Float32) -> Float32:
-        return to_unit_length(rows)
-
-    def unprepared(self, rows: Float32, gradients: Float32) -> Float32:
-        return unit_length_gradients(rows, gradients)
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """`h * r_h (+ r_m)` and `-r_t`, or `-t * r_t (+ r_m)` and `r_h`."""
-        mine, other = self._scales(relation, side)
-        sign = np.float32(1 if side == "tail" else -1)
-        fixed = sign * given * mine
-        if self._middle:
-            fixed += relation[:, 2 * self.dim :]
-        return np.concatenate([fixed, -sign * other], axis=1)
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        mine, _ = self._scales(relation, side)
-        to_fixed, to_other = gradients[:, : self.dim], gradients[:, self.dim :]
-        sign = np.float32(1 if side == "tail" else -1)
-        parts = [sign * to_fixed * given, -sign * to_other]
-        if side == "head":
-            parts.reverse()
-        if self._middle:
-            parts.append(to_fixed)
-        return sign * to_fixed * mine, np.concatenate(parts, axis=1), {}
-
-    def _scales(self, relation: Float32, side: Side) -> tuple[Float32, Float32]:
-        """The scales of the given and of the queried entity."""
-        head, tail = relation[:, : self.dim] + self._offset, relation[:, self.dim : 2 * self.dim] + self._offset
-        return (head, tail) if side == "tail" else (tail, head)
-
-
-class TripleRE(PairRE):
-    """`-|h * (r_h + 1) - t * (r_t + 1) + r_m|`, entities brought to length 1; a relation is `[r_h, r_t, r_m]`.
-
-    The second version of the paper, with its constant u = 1.
-    """
-
-    name = "TripleRE"
-    relation_parts = (("head scale", _PLUS_ONE), ("tail scale", _PLUS_ONE), ("translation", ""))
-    _middle = True
-    _offset = np.float32(1)
-
-
-_ONE = np.float32(1)
-
-
-class InterHT(ScoreFunction):
-    """`-|h * (t' + 1) - t * (h' + 1) + r|`; an entity is `[e, e']`, each brought to length 1."""
-
-    name = "InterHT"
-    entity_parts: Parts = (("embedding", _UNIT), ("aid", f"{_UNIT}, then 1 is added"))
-    relation_parts: Parts = (("translation", ""),)
-    query_parts = 3
-    norms = NORMS
-    as_they_are = False
-
-    def __init__(self, dim: int, norm: int = 1) -> None:
-        initial = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
-        super().__init__(dim, affine_of_two(norm), initial)
-
-    def prepared(self, rows: Float32) -> Float32:
-        return np.concatenate([to_unit_length(part) for part in halves(rows)], axis=1)
-
-    def unprepared(self, rows: Float32, gradients: Float32) -> Float32:
-        parts = zip(halves(rows), halves(gradients), strict=True)
-        return np.concatenate([unit_length_gradients(row, gradient) for row, gradient in parts], axis=1)
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """With `s = 1` for tails, `-1` for heads: `s g + r`, `-s (g' + 1)`, `s g`."""
-        entity, aid = halves(given)
-        sign = np.float32(1 if side == "tail" else -1)
-        return np.concatenate([sign * entity + relation, -sign * (aid + _ONE), sign * entity], axis=1)
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        sign = np.float32(1 if side == "tail" else -1)
-        a, b, c = np.split(gradients, 3, axis=1)
-        return np.concatenate([sign * (a + c), -sign * b], axis=1), a, {}
-
-
-class TranS(InterHT):
-    """`-|h * (t' + 1) - t * (h' + 1) + r1 * h + r2 + r3 * t|`; a relation is `[r1, r2, r3]`."""
-
-    name = "TranS"
-    relation_parts = (("head scale", ""), ("translation", ""), ("tail scale", ""))
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        r1, r2, r3 = np.split(relation, 3, axis=1)
-        mine, other = (r1, r3) if side == "tail" else (r3, r1)
-        query = super().query(given, r2, side)
-        query[:, : self.dim] += mine * halves(given)[0]
-        query[:, self.dim : 2 * self.dim] += other
-        return query
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        r1, r2, r3 = np.split(relation, 3, axis=1)
-        to_given, to_middle, _ = super().query_gradients(given, r2, side, gradients)
-        to_mine, to_other = to_middle * halves(given)[0], gradients[:, self.dim : 2 * self.dim]
-        to_given[:, : self.dim] += to_middle * (r1 if side == "tail" else r3)
-        outer = (to_mine, to_other) if side == "tail" else (to_other, to_mine)
-        return to_given, np.concatenate([outer[0], to_middle, outer[1]], axis=1), {}
-
-
-class BoxE(ScoreFunction):
-    """`-|D(h + t', head box)| - |D(t + h', tail box)|`; an entity is `[point, bump]`.
-
-    `D` is the distance of `boxes`. A relation is `[head middle, head width, tail middle, tail width]`, where widths are
-    kept as x and are `elu(x) + 1`, above 0.
-    """
-
-    name = "BoxE"
-    entity_parts = (("point", ""), ("bump", "moves the point of the other end"))
-    relation_parts = (("head middle", ""), ("head width", _ELU), ("tail middle", ""), ("tail width", _ELU))
-    query_parts = 4
-    norms = NORMS
-
-    def __init__(self, dim: int, norm: int = 2) -> None:
-        bound = 0.5 / math.sqrt(dim)
-        super().__init__(dim, boxes(norm), InitializerSpec("uniform", -bound, bound))
-
-    def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """A candidate's point, moved by the given entity's bump, belongs in the box of its own end; its bump moves
-        the given entity's point in the other box."""
-        point, bump = halves(given)
-        (middle, width), (other_middle, other_width) = self._boxes(relation, side)
-        return np.concatenate([bump - middle, _positive(width), point - other_middle, _positive(other_width)], axis=1)
-
-    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> QueryGradients:
-        (_, width), (_, other_width) = self._boxes(relation, side)
-        to_bump, to_width, to_point, to_other = np.split(gradients, 4, axis=1)
-        asked = [-to_bump, to_width * _slope(width)]
-        known = [-to_point, to_other * _slope(other_width)]
-        parts = [*known, *asked] if side == "tail" else [*asked, *known]
-        return np.concatenate([to_point, to_bump], axis=1), np.concatenate(parts, axis=1), {}
-
-    @staticmethod
-    def _boxes(relation: Float32, side: Side) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
-        """Middle and raw width of the queried end's box, and of the other's."""
-        head_middle, head_width, tail_middle, tail_width = np.split(relation, 4, axis=1)
-        head, tail = (head_middle, head_width), (tail_middle, tail_width)
-        return (tail, head) if side == "tail" else (head, tail)
-
-
-def _positive(raw: Float32) -> Float32:
-    return np.where(raw > 0, raw + np.float32(1), np.exp(np.minimum(raw, 0)))
-
-
-def _slope(raw: Float32) -> Float32:
-    return np.where(raw > 0, np.float32(1), np.exp(np.minimum(raw, 0)))
+    def _matrices(self, given: Float32, core: Float32) -> Float32:
+        """`[b, j, k]`: of every given entity, by relation and asked."""
+        found: Float32 = (given @ core.reshape(self.dim, -1)).reshape(-1, self.dim, self.dim)
+        return found
 
 
 # ConvE, whose queries TensorFlow computes
@@ -547,24 +491,21 @@ class ConvE(ScoreFunction):
     nor on the number of workers, nor on whether it is trained. Like the paper, it answers tail queries only: train it
     with reciprocal relations.
 
-    Args:
-        dim: Size of an entity, without its bias.
-
     Raises:
-        BadInput: `dim` is not that of an image with height and width of at least 2.
+        BadInput: `dim`, without the bias, is not that of an image with height and width of at least 2.
     """
 
     name = "ConvE"
     entity_parts = (("embedding", ""), ("bias", "added to the score of an answer"))
     sides: tuple[Side, ...] = ("tail",)
 
-    def __init__(self, dim: int, seed: int = 0) -> None:
+    def __init__(self, dim: int, norm: int | None = None, seed: int = 0) -> None:
+        super().__init__(dim, norm)
         self._height = next((h for h in (10, 8, 4, 2) if dim % h == 0 and dim // h >= 2), 0)
         if not self._height:
             raise BadInput(f"ConvE of dim {dim}: dim must be even and at least 4, to be laid as an image")
-        super().__init__(dim, Dot(), InitializerSpec("normal", 0.0, 0.05))
         self.query_width = dim + 1
-        self.dense = MappingProxyType(self._initial(dim, seed))
+        self.dense = MappingProxyType(self._variables(dim, seed))
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         self.require_side(side)
@@ -581,9 +522,8 @@ class ConvE(ScoreFunction):
         to_given = np.concatenate([found[0], np.zeros((len(given), 1), np.float32)], axis=1)
         return to_given, found[1], dict(zip(self.dense, found[2:], strict=True))
 
-    def _initial(self, dim: int, seed: int) -> dict[str, Float32]:
-        rows, columns = 2 * self._height, dim // self._height
-        flat = rows * columns * _FILTERS  # the convolution pads, so that small images work
+    def _variables(self, dim: int, seed: int) -> dict[str, Float32]:
+        flat = 2 * dim * _FILTERS  # the convolution pads, so that small images work
         draw = np.random.Generator(np.random.Philox([dim, seed & (2**64 - 1)]))
         return {
             "filters": _scaled(draw, (_KERNEL, _KERNEL, 1, _FILTERS), _KERNEL * _KERNEL),
@@ -639,6 +579,14 @@ SCORES: Mapping[str, type[ScoreFunction]] = MappingProxyType({maker.name: maker 
 """All score functions."""
 
 
+def score_named(name: str) -> type[ScoreFunction]:
+    """One of `SCORES`, in upper or lower case. Raises BadInput for an unknown name."""
+    maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
+    if maker is None:
+        raise BadInput(f"score function {name!r}: known are {', '.join(SCORES)}")
+    return maker
+
+
 def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) -> ScoreFunction:
     """A score function.
 
@@ -652,14 +600,4 @@ def score_function(name: str, dim: int, norm: int | None = None, seed: int = 0) 
     Raises:
         BadInput: an unknown name, an invalid dim or norm, or a norm of a score that has none.
     """
-    maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
-    if maker is None:
-        raise BadInput(f"score function {name!r}: known are {', '.join(SCORES)}")
-    if dim < 1:
-        raise BadInput(f"{maker.name} of dim {dim}: dim must be at least 1")
-    chosen: dict[str, int] = {} if norm is None else {"norm": norm}
-    if chosen and not maker.norms:
-        raise BadInput(f"norm {norm} of {maker.name}: {maker.why_no_norm}; leave the norm out")
-    if maker in (ConvE, TuckER):
-        chosen["seed"] = seed
-    return cast(Callable[..., ScoreFunction], maker)(dim, **chosen)
+    return score_named(name)(dim, norm, seed)

@@ -116,13 +116,6 @@ def test_lists_of_ogb_count_ids_within_types(run: Path, graph: Path, tmp_path: P
         read_triple_candidates(home / "wrong.npz", replace(read, types=None))
 
 
-def test_malformed_lists_are_refused(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "listed.npz").write_bytes(b"no archive")
-    done = CliRunner().invoke(app, ["kg", "evaluate", str(run), "--listed", str(tmp_path / "listed.npz")])
-    assert isinstance(done.exception, BadInput)
-    assert "cannot be read as candidates" in str(done.exception)
-
-
 def test_candidates_are_those_of_a_file_or_of_the_answers_type(run: Path, graph: Path, tmp_path: Path) -> None:
     some = [f"place-{k}" for k in range(PLACES)] + ["person-3"]
     (tmp_path / "some.txt").write_text("".join(f"{name}\n" for name in some))
@@ -206,20 +199,24 @@ def test_triples_are_classified_by_thresholds_of_validation(run: Path, graph: Pa
         (("evaluate", "--of-type", "--among", "f"), "give one of them"),
         (("evaluate", "--graph", "nowhere"), "nowhere: no such folder"),
         (("evaluate", "--among", "nowhere.txt"), "no such file"),
+        (("evaluate", "--listed", "{}/bad"), "cannot be read as candidates"),
         (("score", "nowhere.txt"), "no such file"),
+        (("score", "{}/unknown"), "unknown: no entity 'persn-3' among 20; alike are 'person-3'"),
+        (("predict", "--queries", "{}/known"), "known, line 2"),
+        (("predict", "--queries", "{}/nothing"), "nothing, line 2"),
+        (("export", "--format", "numpy", "--output", "{}"), "exists"),
         (("classify", "--test-negatives", "nowhere.txt"), "no such file"),
     ],
 )
-def test_what_cannot_be_is_refused(run: Path, words: tuple[str, ...], message: str) -> None:
-    done = CliRunner().invoke(app, ["kg", words[0], str(run), *words[1:]])
+def test_what_cannot_be_is_refused(run: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "bad").write_bytes(b"no archive")
+    (tmp_path / "unknown").write_text("persn-3\tknows\tperson-2\n")
+    (tmp_path / "known").write_text("person-1\tknows\t?\nperson-1\tknows\tperson-2\n")
+    (tmp_path / "nothing").write_text("person-1\tknows\t?\n?\tknows\t?\n")
+    done = CliRunner().invoke(app, ["kg", words[0], str(run), *(word.format(tmp_path) for word in words[1:])])
+    assert isinstance(done.exception, BadInput)
     assert message in str(done.exception)
-
-
-def test_unknown_names_are_refused_with_similar_ones(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("persn-3\tknows\tperson-2\n")
-    done = CliRunner().invoke(app, ["kg", "score", str(run), str(tmp_path / "t.txt")])
-    assert "t.txt" in str(done.exception)
-    assert "person-3" in str(done.exception)
+    assert len(list(tmp_path.iterdir())) == 4  # an export leaves what is there
 
 
 def test_long_names_are_shown_whole_in_a_narrow_terminal() -> None:
@@ -291,24 +288,23 @@ def _check(run: Path, graph: Path, rows: Sequence[Array], named: Sequence[list[s
         np.testing.assert_allclose(_scores(r, first, last), true, rtol=1e-4, atol=1e-6)
 
 
-def test_export_as_numpy(run: Path, graph: Path, tmp_path: Path) -> None:
-    elastable("kg", "export", run, "--format", "numpy", "--output", tmp_path / "out")
-    tables = [np.load(tmp_path / "out" / f"{name}.npy") for name in ("entities", "relations")]
-    _check(run, graph, tables, [names_of(tmp_path / "out", kind) for kind in ("entities", "relations")])
-    about = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert about["rows"]["entity"][0] == {"name": "real", "columns": [0, 8], "meaning": ""}
-    assert (about["model"], about["inverse_relations"]) == ("ComplEx", True)
-
-
-def test_export_as_parquet(run: Path, graph: Path, tmp_path: Path) -> None:
-    elastable("kg", "export", run, "--format", "parquet", "--output", tmp_path / "out")
+@pytest.mark.parametrize("form", ["numpy", "parquet"])
+def test_export(run: Path, graph: Path, tmp_path: Path, form: str) -> None:
+    elastable("kg", "export", run, "--format", form, "--output", tmp_path / "out")
     rows, names = [], []
     for table in ("entities", "relations"):
+        if form == "numpy":
+            rows.append(np.load(tmp_path / "out" / f"{table}.npy"))
+            names.append(names_of(tmp_path / "out", table))
+            continue
         read = pyarrow.parquet.read_table(tmp_path / "out" / f"{table}.parquet")
         rows.append(np.stack(read["embedding"].to_numpy()))
         names.append(read["name"].to_pylist())
         assert read["id"].to_pylist() == list(range(len(rows[-1])))
     _check(run, graph, rows, names)
+    about = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert about["rows"]["entity"][0] == {"name": "real", "columns": [0, 8], "meaning": ""}
+    assert (about["model"], about["inverse_relations"]) == ("ComplEx", True)
 
 
 def test_export_of_further_variables(conve: Path, tmp_path: Path) -> None:
@@ -317,20 +313,6 @@ def test_export_of_further_variables(conve: Path, tmp_path: Path) -> None:
     assert {file.stem for file in (tmp_path / "conve").glob("*.npy")} - {"entities", "relations"} == set(dense)
     for name, value in dense.items():
         np.testing.assert_array_equal(np.load(tmp_path / "conve" / f"{name}.npy"), value)
-
-
-def test_export_leaves_what_is_there(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    done = CliRunner().invoke(app, ["kg", "export", str(run), "--format", "numpy", "--output", str(tmp_path)])
-    assert "exists" in str(done.exception)
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_a_query_file_names_one_unknown_end(run: Path, tmp_path: Path) -> None:
-    for line in ("person-1\tknows\tperson-2", "?\tknows\t?"):
-        (tmp_path / "q.txt").write_text(f"person-1\tknows\t?\n{line}\n")
-        done = CliRunner().invoke(app, ["kg", "predict", str(run), "--queries", str(tmp_path / "q.txt")])
-        assert "q.txt, line 2" in str(done.exception)
 
 
 # A graph in another program's files is trained, remembered by its absolute path, and evaluated from anywhere

@@ -130,12 +130,10 @@ def test_candidates_may_be_listed_for_each_triple(model: str, reciprocal: bool, 
     def work(group: ReplicaGroup) -> tuple[QueryRanks, QueryRanks, list[QueryRanks]]:
         made = GraphTrainer(group, _settings(model, reciprocal=reciprocal), ENTITIES, RELATIONS, TRIPLES).model
         among = TripleCandidates.of(heads, tails, ENTITIES)
-        filtered, raw = (
-            Evaluation(made, reciprocal, RELATIONS, *known, among=among).ranks(TRIPLES) for known in ((TRIPLES,), ())
-        )
+        filtered, raw = (Evaluation(made, *known, among=among).ranks(TRIPLES) for known in ((TRIPLES,), ()))
         with pytest.raises(BadInput, match="listed for 80 triples; 79 are ranked"):
-            Evaluation(made, reciprocal, RELATIONS, among=among).ranks(TRIPLES[1:])
-        every = [Evaluation(made, reciprocal, RELATIONS, among=Candidates.of_list([e], ENTITIES)).ranks(TRIPLES)
+            Evaluation(made, among=among).ranks(TRIPLES[1:])
+        every = [Evaluation(made, among=Candidates.of_list([e], ENTITIES)).ranks(TRIPLES)
                  for e in range(ENTITIES)]  # fmt: skip
         return filtered, raw, every
 
@@ -162,7 +160,7 @@ def test_ranks_of_every_query_come_in_the_order_of_triples(workers: int) -> None
 
     def work(group: ReplicaGroup) -> tuple[QueryRanks, dict[str, float]]:
         made = GraphTrainer(group, _settings("TransE"), ENTITIES, RELATIONS, TRIPLES).model
-        evaluation = Evaluation(made, False, RELATIONS, TRIPLES)
+        evaluation = Evaluation(made, TRIPLES)
         return evaluation.ranks(TRIPLES), evaluation.metrics(TRIPLES)
 
     for ranks, metrics in run_threads(workers, work):

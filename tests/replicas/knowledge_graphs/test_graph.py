@@ -21,9 +21,11 @@ SHARED = Path(__file__).parents[4] / "shared" / "data"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the graphs of ../shared/data are not here")
 
 
-def written(folder: Path, **files: str) -> Path:
-    for name, text in files.items():
-        (folder / f"{name}.txt").write_bytes(text.encode())
+def written(folder: Path, **files: str | bytes) -> Path:
+    """Files by name, `.txt` where it has no ending; `train_csv` is `train.csv`."""
+    for name, content in files.items():
+        file = folder / (name.replace("__", ".") if "__" in name else f"{name}.txt")
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
 
 
@@ -70,27 +72,92 @@ def test_malformed_lines_are_refused_by_file_and_number(tmp_path: Path, text: st
         load_graph(tmp_path)
 
 
-def test_invalid_utf_8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_bytes(b"a\tr\tb\na\tr\t\xff\n")
-    with pytest.raises(BadInput, match=r"train\.txt, line 2: not UTF-8"):
-        load_graph(tmp_path)
+TWO = "a\tr\tb\nb\tr\tc\n"
+Read = tuple[dict[str, str | bytes], str, dict[str, Sequence[Sequence[str]]], list[str]]
+READ: dict[str, Read] = {
+    "names that other readers would change": (
+        {"train": '\ufeffNA\t"r"\t"b\n1.0\tnull\t a \n#c\t"r"\tünï — 漢\n'}, "",
+        {"train": [("NA", '"r"', '"b'), ("1.0", "null", " a "), ("#c", '"r"', "ünï — 漢")]}, [],
+    ),
+    **{
+        f"a header of {header!r} is no triple": (
+            {"train": f"{header}\n{TWO}", "valid": "a\tr\tc\n", "test": f"{header}\na\tr\tz\n"}, "",
+            {"train": ["arb", "brc"], "valid": ["arc"], "test": ["arz"]}, ["train.txt", "test.txt"],
+        )
+        for header in ("head\trelation\ttail", "Subject\tpredicate\tObject", "\n\nsource\tedge\ttarget")
+    },
+    "a header's names are on no other line": (
+        {"train": "e1\tr\te2\ne2\tr\te1\n"}, "", {"train": [("e1", "r", "e2"), ("e2", "r", "e1")]}, [],
+    ),
+    "other words are no header": (
+        {"train": "b\tr\tw\nc\ts\tb\nb\tr\tc\n", "test": "K\tA\tE\n"}, "",
+        {"train": ["brw", "csb", "brc"], "test": ["KAE"]}, [],
+    ),
+    "other words are a header if it is said": (
+        {"train": "b\tr\tw\nc\ts\tb\nb\tr\tc\n", "valid": "b\tr\tw\nb\ts\tc\n", "test": "K\tA\tE\n"},
+        "?header=yes", {"train": ["csb", "brc"], "valid": ["bsc"], "test": []}, ["train.txt", "valid.txt", "test.txt"],
+    ),
+    "a first line is no triple": ({"train": f"subject\tpredicate\tobject\n{TWO}"}, "", {"train": ["arb", "brc"]},
+                                  ["train.txt"]),
+    "a first line is a triple if it is said": (
+        {"train": "subject\tpredicate\tobject\na\tr\tb\n"}, "?header=no",
+        {"train": [("subject", "predicate", "object"), "arb"]}, [],
+    ),
+    "columns in another order are names if it is said": (
+        {"train": "head\ttail\trelation\na\tb\tr\n"}, "?header=no",
+        {"train": [("head", "tail", "relation"), "abr"]}, [],
+    ),
+    "csv without a header": ({"train__csv": 'a,r,"b, c"\nd,r,a\n'}, "?header=no",
+                             {"train": [("a", "r", "b, c"), "dra"]}, []),
+    "tsv": ({"train__tsv": "a\tr\tb\n"}, "", {"train": ["arb"], "valid": [], "test": []}, []),
+}  # fmt: skip
 
 
-def test_names_that_other_readers_would_change(tmp_path: Path) -> None:
-    written(tmp_path, train='\ufeffNA\t"r"\t"b\n1.0\tnull\t a \n#c\t"r"\tünï — 漢\n')
-    graph = load_graph(tmp_path)
-    assert named(graph, "train") == [("NA", '"r"', '"b'), ("1.0", "null", " a "), ("#c", '"r"', "ünï — 漢")]
-    assert graph.valid.shape == graph.test.shape == (0, 3)
+@pytest.mark.parametrize("name", READ)
+def test_files_of_names_are_read(tmp_path: Path, name: str) -> None:
+    files, query, splits, notes = READ[name]
+    graph = load_graph(f"{written(tmp_path, **files)}{query}")
+    for split, triples in splits.items():
+        assert named(graph, split) == [tuple(triple) for triple in triples]
+    assert [Path(note.split(":")[0]).name for note in graph.notes] == notes
+    ends = [triple[end] for triple in splits["train"] for end in (0, 2)]
+    assert list(graph.entities)[: len(set(ends))] == list(dict.fromkeys(ends))  # in order of first occurrence
 
 
-def test_malformed_graphs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no such folder"):
-        load_graph("umlz")
-    with pytest.raises(BadInput, match=r"no train\.txt"):
-        load_graph(tmp_path)
-    written(tmp_path, train="\n")
-    with pytest.raises(BadInput, match="no training triple"):
-        load_graph(tmp_path)
+ORDER = r"train\.txt, line 1: the columns are head, tail, relation; they must be head, relation, tail"
+REFUSED: list[tuple[dict[str, str | bytes], str, str]] = [
+    ({"train": b"a\tr\tb\na\tr\t\xff\n"}, "", r"train\.txt, line 2: not UTF-8"),
+    ({}, "/nowhere", "no such folder"),
+    ({}, "", r"no train\.txt"),
+    ({"train": "\n"}, "", "no training triple"),
+    ({"train": TWO, "train__tsv": TWO}, "", r"has train\.txt and train\.tsv; leave one of them"),
+    ({"train": "head\ttail\trelation\na\tb\tr\n"}, "", ORDER),
+    ({"train": "head\ttail\trelation\na\tb\tr\n"}, "?header=yes", ORDER),
+    ({"train": TWO}, "?header=perhaps", "known are auto, yes, no"),
+    ({"train": TWO}, "?header=", "name columns as"),
+    ({"train": TWO}, "?header=no&head=s", "columns are named by a header"),
+    ({"train__csv": 'a,r,"b, c"\n'}, "", "no column 'head'"),
+    ({"train__csv": "a,r,b,0.5\n"}, "?header=no", r"train\.csv: cannot be read"),
+    ({"train__csv": "head,relation,tail\na,r,b\nb,,c\n"}, "", r"row 1 \(from 0\): column 'relation' is empty"),
+    ({"train__csv": "head,relation,tail\n"}, "?head=subject", "no column 'subject' among 'head', 'relation', 'tail'"),
+    *(({}, query, "name columns as") for query in ("?heads=x", "?head=", "?x")),
+    ({"train__txt__gz": b"no gzip"}, "", "cannot be read"),
+    ({"train__parquet": b"PAR1 no parquet"}, "", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("files", "query", "message"), REFUSED)
+def test_what_cannot_be_read_is_refused(
+    tmp_path: Path, files: dict[str, str | bytes], query: str, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_graph(f"{written(tmp_path, **files)}{query}")
+
+
+@pytest.mark.parametrize("query", ["header=no", "head=x"])
+def test_files_of_ids_have_no_columns_to_name(query: str) -> None:
+    with pytest.raises(BadInput, match="no columns to name, and no header"):
+        load_graph(f"ogb:somewhere?{query}")
 
 
 def test_types(tmp_path: Path) -> None:
@@ -115,76 +182,6 @@ def test_an_entity_may_have_several_types(tmp_path: Path) -> None:
     assert graph.entities_of_type("idea").tolist() == [1]
 
 
-@pytest.mark.parametrize("header", ["head\trelation\ttail", "Subject\tpredicate\tObject", "\n\nsource\tedge\ttarget"])
-def test_a_header_is_no_triple(tmp_path: Path, header: str) -> None:
-    written(tmp_path, train=f"{header}\na\tr\tb\nb\tr\tc\n", valid="a\tr\tc\n", test=f"{header}\na\tr\tz\n")
-    graph = load_graph(tmp_path)
-    assert named(graph, "train") == [("a", "r", "b"), ("b", "r", "c")]
-    assert named(graph, "test") == [("a", "r", "z")]
-    assert list(graph.relations) == ["r"]
-    assert [Path(note.split(":")[0]).name for note in graph.notes] == ["train.txt", "test.txt"]
-
-
-def test_a_triple_that_looks_like_a_header_is_one_only_if_its_names_are_on_no_other_line(tmp_path: Path) -> None:
-    written(tmp_path, train="e1\tr\te2\ne2\tr\te1\n")
-    graph = load_graph(tmp_path)
-    assert named(graph, "train") == [("e1", "r", "e2"), ("e2", "r", "e1")]
-    assert graph.notes == ()
-
-
-def test_a_header_of_other_words_is_one_if_it_is_said(tmp_path: Path) -> None:
-    written(tmp_path, train="b\tr\twer\nc\ts\tb\nb\tr\tc\n", valid="b\tr\twer\nb\ts\tc\n", test="Kopf\tArt\tEnde\n")
-    as_it_is = load_graph(tmp_path)
-    assert len(as_it_is.train) == 3
-    assert len(as_it_is.test) == 1
-    graph = load_graph(f"{tmp_path}?header=yes")
-    assert named(graph, "train") == [("c", "s", "b"), ("b", "r", "c")]
-    assert named(graph, "valid") == [("b", "s", "c")]
-    assert list(graph.entities) == ["c", "b"]  # in order of first occurrence without the header
-    assert list(graph.relations) == ["s", "r"]
-    assert graph.test.shape == (0, 3)
-    assert len(graph.notes) == 3
-
-
-def test_a_first_line_is_a_triple_if_it_is_said(tmp_path: Path) -> None:
-    written(tmp_path, train="subject\tpredicate\tobject\na\tr\tb\n")
-    assert len(load_graph(tmp_path).train) == 1
-    graph = load_graph(f"{tmp_path}?header=no")
-    assert named(graph, "train") == [("subject", "predicate", "object"), ("a", "r", "b")]
-    assert graph.notes == ()
-    written(tmp_path, train="head\ttail\trelation\na\tb\tr\n")
-    with pytest.raises(BadInput, match=r"train\.txt, line 1: the columns are head, tail, relation; they must be"):
-        load_graph(tmp_path)
-    assert named(load_graph(f"{tmp_path}?header=no"), "train")[0] == ("head", "tail", "relation")
-    with pytest.raises(BadInput, match="they must be head, relation, tail"):
-        load_graph(f"{tmp_path}?header=yes")
-
-
-def test_csv_without_a_header_has_three_columns(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text('a,r,"b, c"\nd,r,a\n')
-    assert named(load_graph(f"{tmp_path}?header=no"), "train") == [("a", "r", "b, c"), ("d", "r", "a")]
-    with pytest.raises(BadInput, match="no column 'head'"):
-        load_graph(tmp_path)
-    (tmp_path / "train.csv").write_text("a,r,b,0.5\n")
-    with pytest.raises(BadInput, match=r"train\.csv: cannot be read"):
-        load_graph(f"{tmp_path}?header=no")
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{}?header=perhaps", "known are auto, yes, no"),
-        ("{}?header=", "name columns as"),
-        ("{}?header=no&head=s", "columns are named by a header"),
-        ("ogb:{}?header=no", "no columns to name, and no header"),
-    ],
-)
-def test_headers_that_cannot_be(tmp_path: Path, source: str, message: str) -> None:
-    written(tmp_path, train="a\tr\tb\n")
-    with pytest.raises(BadInput, match=message):
-        load_graph(source.format(tmp_path))
-
-
 def test_triples_that_are_also_trained_on_are_counted(tmp_path: Path) -> None:
     written(
         tmp_path, train="a\tr\tb\nb\tr\tc\nc\ts\ta\n", valid="a\tr\tc\n", test="b\tr\tc\nc\tr\tb\nc\ts\ta\nb\tr\tz\n"
@@ -192,15 +189,6 @@ def test_triples_that_are_also_trained_on_are_counted(tmp_path: Path) -> None:
     graph = load_graph(tmp_path)
     assert graph.trained_on == {"valid": 0, "test": 2}
     assert graph.notes == ("2 of 4 test triples are training triples, too; metrics count them",)
-
-
-def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
-    written(tmp_path, train="a\tr\tb\n")
-    (tmp_path / "train.tsv").write_text("a\tr\tb\n")
-    with pytest.raises(BadInput, match=r"has train\.txt and train\.tsv; leave one of them"):
-        load_graph(tmp_path)
-    (tmp_path / "train.txt").unlink()
-    assert named(load_graph(tmp_path), "train") == [("a", "r", "b")]
 
 
 def test_reciprocal_relations_have_names_too(small: Path, tmp_path: Path) -> None:
@@ -407,27 +395,6 @@ def test_malformed_files_of_ogb(tmp_path: Path) -> None:
     (tmp_path / "ogb/test.npz").write_bytes(b"PK\x03\x04cut off")
     with pytest.raises(BadInput, match="not a NumPy file"):
         load_graph(f"ogb:{tmp_path / 'ogb'}")
-
-
-def test_malformed_tables_and_sources(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("head,relation,tail\na,r,b\nb,,c\n")
-    with pytest.raises(BadInput, match=r"row 1 \(from 0\): column 'relation' is empty"):
-        load_graph(tmp_path)
-    with pytest.raises(BadInput, match="no column 'subject' among 'head', 'relation', 'tail'"):
-        load_graph(f"{tmp_path}?head=subject")
-    for query in ("?heads=x", "?head=", "?x"):
-        with pytest.raises(BadInput, match="name columns as"):
-            load_graph(f"{tmp_path}{query}")
-    with pytest.raises(BadInput, match="no columns to name"):
-        load_graph("ogb:somewhere?head=x")
-    (tmp_path / "train.csv").unlink()
-    (tmp_path / "train.txt.gz").write_bytes(b"no gzip")
-    with pytest.raises(BadInput, match="cannot be read"):
-        load_graph(tmp_path)
-    (tmp_path / "train.txt.gz").unlink()
-    (tmp_path / "train.parquet").write_bytes(b"PAR1 no parquet")
-    with pytest.raises(BadInput, match="cannot be read"):
-        load_graph(tmp_path)
 
 
 def test_names_in_columns_of_floats_are_integers(tmp_path: Path) -> None:

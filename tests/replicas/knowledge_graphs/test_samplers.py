@@ -207,22 +207,6 @@ def test_weights_do_not_depend_on_the_number_of_shards() -> None:
     assert np.unique(by_source[0]).size > 2
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
-def test_mismatched_arguments_are_refused(kind: type[ShardedSampler]) -> None:
-    triples, sharding = random_triples(), typed_sharding()
-    partition = partitioned()
-    with pytest.raises(BadInput, match="at least one triple"):
-        kind(PartitionedTriples.create(triples[:0], sharding), 10)
-    with pytest.raises(BadInput, match="at least 1 triple a worker"):
-        kind(partition, 0)
-    with pytest.raises(BadInput, match=r"weights must be \[2000\]"):
-        kind(partition, 10, weights=np.ones(3, np.float32))
-    with pytest.raises(BadInput, match="two different shardings"):
-        kind(partition, 10, negatives=RandomNegatives(typed_sharding(seed=2), 1))
-    with pytest.raises(BadInput, match="workers are 0"):
-        kind(partition, 10).batch(0, 5)
-
-
 # Candidates: a worker knows what the others draw for it
 
 
@@ -399,17 +383,24 @@ def test_a_total_counts_for_every_triple_and_shards_take_turns(
     assert len(set(padding)) == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: RandomNegatives(SHARDING, 0), "at least 1 from each shard"),
-        (lambda: RandomNegatives(SHARDING, 1, corruption="th"), "known are h, t, ht"),  # type: ignore[arg-type]
-        (lambda: TypedNegatives(SHARDING, 1, shared=True), "cannot be shared"),
-        (lambda: RandomNegatives(SHARDING, 2, total=5), "5 candidates from 5 shards are not 2 from each"),
-        (lambda: RandomNegatives(SHARDING, 2, total=11), "11 candidates from 5 shards are not 2 from each"),
-    ],
-)
-def test_mismatched_candidates_are_refused(make: Callable[[], object], reason: str) -> None:
+NONE = PartitionedTriples.create(TRIPLES[:0], SHARDING)
+MISMATCHED: list[tuple[Callable[[], object], str]] = [
+    *((partial(kind, NONE, 10), "at least one triple") for kind in SAMPLERS),
+    (lambda: RigidSampler(PARTITION, 0), "at least 1 triple a worker"),
+    (lambda: RigidSampler(PARTITION, 10, weights=np.ones(3, np.float32)), r"weights must be \[2000\]"),
+    (lambda: rigid(RandomNegatives(typed_sharding(seed=2), 1)), "two different shardings"),
+    (lambda: RandomSampler(PARTITION, 10).batch(0, 5), "workers are 0"),
+    (lambda: RandomNegatives(SHARDING, 0), "at least 1 from each shard"),
+    (lambda: RandomNegatives(SHARDING, 1, corruption="th"), "known are h, t, ht"),  # type: ignore[arg-type]
+    (lambda: TypedNegatives(SHARDING, 1, shared=True), "cannot be shared"),
+    (lambda: TypedNegatives(SHARDING, 1, further_types=np.array([[ENTITIES, 0]], np.int32)), "outside 0 .. 500"),
+    (lambda: RandomNegatives(SHARDING, 2, total=5), "5 candidates from 5 shards are not 2 from each"),
+    (lambda: RandomNegatives(SHARDING, 2, total=11), "11 candidates from 5 shards are not 2 from each"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), MISMATCHED)
+def test_mismatched_arguments_are_refused(make: Callable[[], object], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         make()
 

@@ -60,7 +60,7 @@ class Graph:
             scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
             assert len(set(group.all_gather(np.array(batch.gathered_rows)))) == 1  # the same for every worker
             _, *slopes = LOSS(scored.positive, scored.negative, self.weight(batch), scored.counted)
-            return batch, scored, made.backward(scored, *slopes)
+            return batch, scored, scored.backward(*slopes)
 
         return run_threads(self.sharding.shards, work)
 

@@ -1,5 +1,7 @@
 """Training over replica groups: equal quality for any number of workers, and resuming to the bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,7 @@ def _mrr(group: ReplicaGroup, settings: TrainSettings, types: Int32 | None = Non
         assert (np.ptp(type_counts(trainer.sharding), axis=0) <= 1).all()
     for _ in range(settings.epochs):
         run_epoch(trainer)
-    return Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES).metrics(HELD_OUT)["mrr"]
+    return Evaluation(trainer.model, TRIPLES).metrics(HELD_OUT)["mrr"]
 
 
 def _same(one: dict[str, Array], other: dict[str, Array]) -> None:
@@ -86,11 +88,25 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
     assert min(found) > 0.35
 
 
-@pytest.mark.parametrize("regularizer", ["none", "n3", "l2"])
-@pytest.mark.parametrize("settings", [WHOLE, SAMPLED], ids=["whole-softmax", "sampled"])
-def test_resuming_is_bit_identical(settings: TrainSettings, regularizer: str) -> None:
-    settings = TrainSettings.from_json({**settings.as_json(), "regularizer": regularizer, "regularization": 0.01})
+RESUMED = {
+    **{
+        f"{name}-{regularizer}": replace(settings, regularizer=regularizer, regularization=0.01)
+        for name, settings in (("whole-softmax", WHOLE), ("sampled", SAMPLED))
+        for regularizer in ("none", "n3", "l2")
+    },
+    **{
+        f"everything-{loss}": TrainSettings(
+            model="TuckER", dim=8, loss=loss, batch=32, epochs=6, optimizer="adam", learning_rate=0.02, dropout=0.2,
+            label_smoothing=0.1 if loss != "log-sigmoid" else 0.0, schedule="exponential", warmup_epochs=1.0,
+            negatives=16, augment_negative=loss == "log-sigmoid",
+        )
+        for loss in ("kvsall", "whole-softmax", "log-sigmoid")
+    },
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
+def test_resuming_is_bit_identical(settings: TrainSettings) -> None:
     def broken(group: ReplicaGroup) -> dict[str, Array]:
         second = _trainer(group, settings)
         second.restore(_trainer(group, settings, 3).state())
@@ -174,6 +190,7 @@ def test_more_workers_than_entities_are_refused() -> None:
         ({"loss": "softmax", "label_smoothing": 0.1}, "label_smoothing is of losses over all entities"),
         ({"label_smoothing": 1.0}, "from 0 to below 1"),
         ({"dropout": 1.0}, "from 0 to below 1"),
+        ({"dropout": -0.1}, "dropout=-0.1: must be at least 0"),
         ({"augment_negative": True}, "has none"),
         ({"augment_negative": True, "loss": "softmax", "shared": False}, "shared"),
         ({"augment_negative": True, "loss": "softmax", "reciprocal": False}, "reciprocal=False"),
@@ -256,56 +273,43 @@ MIDDLE = (17_050, 185_584)  # CoDEx-M
 SPARSE = (40_943, 86_835)  # WN18RR
 
 
-def test_a_small_graph_keeps_the_defaults() -> None:
-    assert planned_settings("ComplEx", {}, *SMALL, cores=2) == (settings_of("ComplEx", {}), ())
+WHOLE_256: Keywords = {"loss": "whole-softmax", "dim": 256}
+PLANS: list[tuple[tuple[int, int], Keywords, Keywords, list[str]]] = [
+    (SMALL, {}, {**WHOLE_256, "epochs": 40}, []),
+    (DENSE, {}, {**WHOLE_256, "regularization": 0.003, "budget_minutes": None}, ["an epoch takes up to"]),
+    (SPARSE, {}, {"loss": "softmax", "negatives": 2048, "shared": True, "dim": 256}, ["softmax: all 40,943 entities"]),
+    (SPARSE, {"budget": 2.0}, {"loss": "softmax", "dim": 128},
+     ["dim 128: with 256 values, 40 epochs may take longer than 2 minutes"]),
+    (DENSE, {"budget": 25.0}, {"loss": "whole-softmax", "dim": 128, "budget_minutes": 25.0}, ["dim 128: with", "25 m"]),
+    (DENSE, {"budget": 5.0}, {"loss": "softmax", "budget_minutes": 5.0}, []),
+    (DENSE, {"budget": 0.5}, {"budget_minutes": 0.5}, ["30 s"]),
+    # How fast the machine is decides how many epochs a budget holds, not an estimate.
+    *((size, {"budget": 40.0}, {"epochs": 200, "budget_minutes": 40.0},
+       ["epochs 200: training ends after 40 minutes, or when validation MRR stops rising"])
+      for size in (SMALL, DENSE, MIDDLE, SPARSE)),
+    (DENSE, {"dim": 64, "epochs": 3, "regularization": 0.5}, {"dim": 64, "epochs": 3, "regularization": 0.5}, []),
+    (SPARSE, {"loss": "whole-softmax"}, {"epochs": 40, "dim": 256}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "given", "wanted", "said"), PLANS)
+def test_settings_are_chosen_by_the_size_of_the_graph(
+    size: tuple[int, int], given: Keywords, wanted: Keywords, said: list[str]
+) -> None:
+    chosen = dict(given)
+    settings, reasons = planned_settings("ComplEx", chosen, *size, budget_minutes=chosen.pop("budget", None), cores=2)
+    assert {each: getattr(settings, each) for each in wanted} == wanted
+    assert all(part in " ".join(reasons) for part in said)
+    if not said and "budget" not in given:
+        assert (settings, reasons) == (settings_of("ComplEx", given), ())
 
 
 @pytest.mark.parametrize("size", [DENSE, MIDDLE])
-def test_a_dense_graph_gets_as_many_epochs_as_fit(size: tuple[int, int]) -> None:
-    settings, reasons = planned_settings("ComplEx", {}, *size, cores=2)
-    assert (settings.loss, settings.dim, settings.regularization) == ("whole-softmax", 256, 0.003)
-    assert 20 <= settings.epochs < 40
-    assert settings.budget_minutes is None
-    assert any(f"epochs {settings.epochs}: an epoch takes up to" in reason for reason in reasons)
-    more, _ = planned_settings("ComplEx", {}, *size, cores=8)
-    assert more.epochs == 40
-
-
-def test_a_sparse_graph_of_many_entities_is_sampled() -> None:
-    settings, reasons = planned_settings("ComplEx", {}, *SPARSE, cores=2)
-    assert (settings.loss, settings.negatives, settings.shared, settings.dim) == ("softmax", 2048, True, 256)
-    assert any(reason.startswith("loss softmax: all 40,943 entities") for reason in reasons)
-    short, reasons = planned_settings("ComplEx", {}, *SPARSE, budget_minutes=2.0, cores=2)
-    assert (short.loss, short.dim) == ("softmax", 128)
-    assert "dim 128: with 256 values, 40 epochs may take longer than 2 minutes" in reasons
-
-
-def test_a_short_budget_takes_a_smaller_dimension_and_then_a_sample() -> None:
-    short, reasons = planned_settings("ComplEx", {}, *DENSE, budget_minutes=25.0, cores=2)
-    assert (short.loss, short.dim, short.budget_minutes) == ("whole-softmax", 128, 25.0)
-    assert any(reason.startswith("dim 128: ") and "25 minutes" in reason for reason in reasons)
-    shorter, _ = planned_settings("ComplEx", {}, *DENSE, budget_minutes=5.0, cores=2)
-    assert (shorter.loss, shorter.budget_minutes) == ("softmax", 5.0)
-    _, reasons = planned_settings("ComplEx", {}, *DENSE, budget_minutes=0.5, cores=2)
-    assert any("30 s" in reason for reason in reasons)
-
-
-@pytest.mark.parametrize("size", [SMALL, DENSE, MIDDLE, SPARSE])
-def test_a_budget_is_used_to_its_end(size: tuple[int, int]) -> None:
-    """How fast the machine is decides how many epochs a budget holds, not an estimate."""
-    settings, reasons = planned_settings("ComplEx", {}, *size, budget_minutes=40.0, cores=2)
-    assert (settings.epochs, settings.budget_minutes) == (200, 40.0)
-    assert "epochs 200: training ends after 40 minutes, or when validation MRR stops rising" in reasons
+def test_epochs_are_as_many_as_fit(size: tuple[int, int]) -> None:
+    few, many = (planned_settings("ComplEx", {}, *size, cores=cores)[0].epochs for cores in (2, 8))
+    assert 20 <= few < many == 40
     planned, _ = planned_settings("ComplEx", {"schedule": "linear"}, *size, budget_minutes=40.0, cores=2)
     assert planned.epochs <= 40  # at whose end the learning rate is 0
-
-
-def test_what_is_given_stays() -> None:
-    given = {"dim": 64, "epochs": 3, "regularization": 0.5}
-    settings, _ = planned_settings("ComplEx", given, *DENSE, cores=2)
-    assert {name: getattr(settings, name) for name in given} == given
-    whole, reasons = planned_settings("ComplEx", {"loss": "whole-softmax"}, *SPARSE, cores=2)
-    assert (whole, reasons) == (settings_of("ComplEx", {"loss": "whole-softmax"}), ())
 
 
 @pytest.mark.parametrize("model", sorted(SCORES))

@@ -34,9 +34,7 @@ SETTINGS = TrainSettings(
 def _graph() -> KnowledgeGraph:
     triples = np.random.default_rng(0).integers(0, [ENTITIES, 2, ENTITIES], (120, 3)).astype(np.int32)
     names = Names([f"e{k}" for k in range(ENTITIES)])
-    return KnowledgeGraph(
-        "drawn", names, Names(["r", "s"], "relation"), triples[:100], triples[100:110], triples[110:], {}
-    )
+    return KnowledgeGraph("drawn", names, Names(["r", "s"], "relation"), triples[:100], triples[100:110], triples[110:])
 
 
 GRAPH = _graph()
