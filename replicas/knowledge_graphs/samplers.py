@@ -361,8 +361,14 @@ class RandomNegatives:
         for part in asked_sides(self.corruption, shards, step.block):
             of = np.full(len(part.triples), part.place) if self.shared else part.triples
             mask[part.triples] = flat[of] >= 0
-            if excludes:
-                _mask_answers(flat, of, part.triples, *self._true_answers(part.side, triples[part.triples]), mask)
+            if not excludes:
+                continue
+            answers, first, last = self._true_answers(part.side, triples[part.triples])
+            few = (last - first <= flat.shape[1]) & self.shared  # shorter than the candidates: they are searched for
+            if few.any():
+                column = np.argsort(flat[part.place], kind="stable")
+                _mask_shared(flat[part.place][column], column, part.triples[few], answers, first[few], last[few], mask)
+            _mask_answers(flat, of[~few], part.triples[~few], answers, first[~few], last[~few], mask)
         return mask.reshape(len(mask), shards, count)
 
     def _true_answers(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
@@ -395,6 +401,19 @@ def _mask_answers(
                     high = middle
             if low < last[i] and answers[low] == wanted:
                 mask[which[i], c] = False
+
+
+@kernel
+def _mask_shared(
+    entities: Int64, column: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools
+) -> None:
+    """As `_mask_answers`, of candidates that all these triples share; they ascend: `entities[k]` is `column[k]`."""
+    for i in range(len(which)):
+        for a in range(first[i], last[i]):
+            place = np.searchsorted(entities, answers[a])
+            while place < len(entities) and entities[place] == answers[a]:  # a candidate may be drawn twice
+                mask[which[i], column[place]] = False
+                place += 1
 
 
 class TypedNegatives(RandomNegatives):

@@ -117,6 +117,16 @@ def test_resuming_is_bit_identical(settings: TrainSettings) -> None:
     _same(_states(2, settings, 7)[0], run_threads(2, broken)[0])
 
 
+@pytest.mark.parametrize("name", [name for name in RESUMED if name.startswith("everything")])
+def test_training_with_everything_lowers_the_loss(name: str) -> None:
+    def losses(group: ReplicaGroup) -> list[float]:
+        trainer = _trainer(group, RESUMED[name])
+        return [run_epoch(trainer) for _ in range(6)]
+
+    found = run_threads(2, losses)[0]
+    assert found[-1] < found[0]
+
+
 def test_a_state_is_loaded_by_any_number_of_workers() -> None:
     state = _states(3, steps=2)[0]
 
