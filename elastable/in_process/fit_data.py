@@ -22,7 +22,13 @@ from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.readers.batch.reader import Reader
 from elastable.worker.readers.numpy_reader import NumpyReader, as_reader
-from elastable.worker.readers.pass_reader import ClassWeightReader, EndlessReader, PartReader, PassReader
+from elastable.worker.readers.pass_reader import (
+    ClassWeightReader,
+    EndlessReader,
+    EvaluationReader,
+    PartReader,
+    PassReader,
+)
 from elastable.worker.readers.stream_reader import StreamReader, is_endless, is_iterator, is_stream
 
 _BATCH_RECORDS = 32  # as in Keras
@@ -207,7 +213,7 @@ def fit_data(given: FitArguments) -> FitData:
     together = given.validation_batch_size or of_stream or given.batch_size or batch_size
     if validation is not None and (first := given.validation_steps):
         _warn_if_short(len(validation), together, first, "validation_steps")
-        if first * together < len(validation):
+        if first * together < len(validation) and not is_stream(given.validation_data):  # which has ended there
             validation = PartReader(validation, 0, first * together)
     steps = 0 if endless else given.steps_per_epoch  # without an end a pass is an epoch
     return FitData(reader, validation, batch_size, together, steps or 0)
@@ -259,12 +265,13 @@ def _validation_reader(given: FitArguments) -> Reader | None:
         return _of_arrays(*(*data, None, None)[:3])
     if is_stream(data):
         steps = given.validation_steps
-        if steps is None and (is_iterator(data) or is_endless(data)):
+        once = is_iterator(data) or is_endless(data)  # each evaluation has the same records then
+        if steps is None and once:
             raise BadInput(
                 f"validation_data is a {type(data).__name__}, a stream without an end: say how many of its batches to "
                 "evaluate (validation_steps=)"
             )
-        return StreamReader(data, count=None if steps is None else int(steps))
+        return (StreamReader if once else EvaluationReader)(data, count=None if steps is None else int(steps))
     if isinstance(data, Reader | str):
         return as_reader(data)
     return _of_arrays(*_parts(data, None, None))

@@ -321,9 +321,13 @@ def _inputs(model: keras.Model) -> tuple[list[TensorSignature], BatchSpec, Calla
 
 
 def _outputs(model: keras.Model) -> list[TensorSignature]:
-    names = list(model.output_names) if hasattr(model, "output_names") else []
+    """Named as in a SavedModel: by the keys of a dict, or else by place where layers' names do not tell them apart."""
     made = keras.tree.flatten(model.outputs)
-    if len(names) != len(made):
+    names = list(model.output_names) if hasattr(model, "output_names") else []
+    if isinstance(model.output, Mapping) and len(model.output) == len(made):
+        places = keras.tree.pack_sequence_as(model.output, range(len(made)))
+        names = sorted(places, key=places.get)
+    if len({*names}) != len(made):
         names = [f"output_{place}" for place in range(len(made))]
     return [
         TensorSignature(str(name), str(each.dtype), tuple(each.shape[1:]))

@@ -239,6 +239,41 @@ class PassReader(StreamReader):
         return self._first
 
 
+class EvaluationReader(StreamReader):
+    """A stream with an end that is read anew for each evaluation, as in plain Keras.
+
+    Args:
+        batches: As of `StreamReader`.
+        count: The most batches of an evaluation; None: all.
+
+    Raises:
+        BadInput: as of `StreamReader`; later, an evaluation with another number of records than the first.
+    """
+
+    def __init__(self, batches: object, *, count: int | None) -> None:
+        self._data = batches
+        self._passes = _passes(batches, count, shuffle=False, goes_on=count is not None)
+        self._now: tuple[int | None, StreamReader] = (None, self)
+        super().__init__(batches)  # to the end, which tells the source
+
+    def _opened(self, batches: object, count: int | None) -> Iterator[object]:
+        return next(self._passes)
+
+    def of_evaluation(self, version: int) -> Reader:
+        of, reader = self._now
+        if of not in (None, version):
+            if is_py_dataset(self._data):
+                self._data.on_epoch_end()  # by which Keras resets it
+            reader = StreamReader(next(self._passes))
+            if len(reader) != len(self):
+                raise BadInput(
+                    f"{self.name}: {len(reader)} records to evaluate version {version} on, and {len(self)} before: "
+                    "there must be as many each time; wrap it in et.StreamReader, which reads it once"
+                )
+        self._now = version, reader
+        return reader
+
+
 class _StreamBatches:
     """The batches of a stream, one after another; the last ones are kept.
 
@@ -295,12 +330,12 @@ def _passes(data: object, count: int | None, shuffle: bool, goes_on: bool) -> It
     """The batches of each pass."""
     for number in itertools.count():
         if is_py_dataset(data) and data.num_batches is not None:
-            yield _of_py_dataset(data, shuffle, first=number == 0)
+            yield _of_py_dataset(data, count, shuffle, first=number == 0)
         else:
             yield _of_stream(data, count, once_more=not goes_on and is_endless(data) is False)
 
 
-def _of_py_dataset(data: "keras.utils.PyDataset", shuffle: bool, first: bool) -> Iterator[object]:
+def _of_py_dataset(data: "keras.utils.PyDataset", count: int | None, shuffle: bool, first: bool) -> Iterator[object]:
     if first:
         # Keras does so, too, in case these calls change what the data set returns.
         for number in range(min(_LOOKED_AT, data.num_batches)):
@@ -310,13 +345,13 @@ def _of_py_dataset(data: "keras.utils.PyDataset", shuffle: bool, first: bool) ->
     order = list(range(data.num_batches))
     if shuffle:
         random.shuffle(order)
-    for number in order:
+    for number in order[:count]:
         yield data[number]
     data.on_epoch_end()
 
 
 def _of_stream(data: object, count: int | None, once_more: bool) -> Iterator[object]:
-    yield from batches_of(data, count)
+    yield from itertools.islice(batches_of(data, count), count)
     if once_more and is_dataset(data):
         # After its last batch Keras opens a dataset of known length again, and a seeded shuffle counts how often it
         # was opened.

@@ -169,7 +169,9 @@ class MicroBatchComputer:
     def _part(self, task: Task) -> Reader:
         """The records that the task's positions count."""
         reader = self._readers[task.kind]
-        return reader if task.kind is TaskKind.EVALUATE else reader.of_pass(task.epoch - self._job.parts_before)
+        if task.kind is TaskKind.EVALUATE:
+            return reader.of_evaluation(task.version)
+        return reader.of_pass(task.epoch - self._job.parts_before)
 
     def _order(self, task: Task) -> RecordOrder:
         """The order in which they are computed."""

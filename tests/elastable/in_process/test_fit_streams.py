@@ -116,7 +116,11 @@ class Batches(keras.utils.PyDataset):
         self.epoch += 1
 
 
-def shuffled() -> object:
+def uneven() -> object:
+    return dataset(X[:4], Y[:4]).concatenate(dataset(X[4:], Y[4:]))
+
+
+def shuffled() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3).batch(7)
 
 
@@ -151,6 +155,35 @@ def test_every_pass_reads_a_stream_anew_as_keras_does(
     assert_same(ours, theirs, history, expected)
     if isinstance(stream, Batches) and isinstance(other, Batches):
         assert stream.calls == other.calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (Batches, {}),
+        (Batches, {"validation_freq": 2}),
+        (lambda: shuffled().take(3), {}),
+        (uneven, {"validation_steps": 2}),
+    ],
+)
+def test_every_evaluation_reads_a_stream_anew_as_keras_does(
+    kind: Callable[[], object], more: dict[str, object]
+) -> None:
+    def fit(model: keras.Model) -> keras.callbacks.History:
+        keras.utils.set_random_seed(13)
+        return model.fit(dataset(), epochs=4, verbose=0, shuffle=False, validation_data=kind(), **more)
+
+    assert_same(*both(fit))
+
+
+def test_an_evaluation_of_other_length_is_refused() -> None:
+    class Shorter(Batches):
+        @property
+        def num_batches(self) -> int:
+            return 10 - self.epoch // 2
+
+    with pytest.raises(BadInput, match=r"Shorter: 63 records to evaluate version 18 on, and 68 before: .*StreamReader"):
+        program(et.Embedding).fit(dataset(), epochs=4, verbose=0, validation_data=Shorter())
 
 
 def test_a_stream_of_unknown_length_is_read_anew_too() -> None:

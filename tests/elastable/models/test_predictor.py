@@ -110,6 +110,27 @@ def test_a_store_in_redis_is_followed_from_version_to_version(url: str) -> None:
         assert_predicts(found, trained, 18)
 
 
+@pytest.mark.parametrize("keys", [["more", "a", "click"], None])
+def test_every_output_has_the_name_that_a_saved_model_gives_it(tmp_path: Path, keys: list[str] | None) -> None:
+    """The key of a dict; a layer called twice, or named as another's key, does not hide one."""
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    rows = keras.layers.Flatten()(et.Embedding(None, 4)(ids))
+    click = keras.layers.Dense(1, name="a")
+    outputs = [click(rows), click(-rows), keras.layers.Dense(2, name="more")(rows)]
+    made = keras.Model(ids, dict(zip(keys, outputs, strict=True)) if keys else outputs)
+    made.compile("sgd", loss=dict.fromkeys(keys, "mse") if keys else "mse")
+    y = [Y, Y, np.repeat(Y, 2, axis=1)]
+    et.fit(made, X["ids"], dict(zip(keys, y, strict=True)) if keys else y, store=f"memory?log={tmp_path}", verbose=0)
+    wanted = made.predict(X["ids"], verbose=0)
+    wanted = wanted if keys else {f"output_{place}": each for place, each in enumerate(wanted)}
+    with Predictor(f"memory?log={tmp_path}") as found:
+        said, _ = found.predict({"ids": X["ids"]})
+        assert {each.name: each.shape for each in found.outputs} == {name: a.shape[1:] for name, a in wanted.items()}
+    assert said.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(said[name], values, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("settings", [{"lazy": False}, {"eviction": et.EvictionSpec(max_age=4)}, {"dtype": "bfloat16"}])
 def test_rows_that_move_go_and_are_rounded(url: str, settings: Keywords) -> None:
     lazy: Keywords = {"lazy": False} if "lazy" in settings else {}

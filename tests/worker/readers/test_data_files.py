@@ -48,8 +48,9 @@ def fill(folder: Path, kind: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(kind, table(first, last), path)
     (folder / "_SUCCESS").touch()
-    (folder / ".crc").mkdir()
-    (folder / ".crc" / "x.crc").touch()
+    for hidden in (".crc/x.crc", f"_temporary/day=1/c.{kind}", f"day=1/.b.{kind}", f"day=10/_c.{kind}"):
+        (folder / hidden).parent.mkdir(parents=True, exist_ok=True)
+        write(kind, table(0, 6), folder / hidden)
     return folder
 
 

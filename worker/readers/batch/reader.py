@@ -69,6 +69,10 @@ class Reader(ABC):
         """
         return self
 
+    def of_evaluation(self, version: int) -> "Reader":
+        """The records that a version is evaluated on."""
+        return self
+
     def for_inputs(self, inputs: ModelInputs) -> "Reader":
         """The same records for a model with these inputs: of files, each column is read as its input wants it."""
         return self

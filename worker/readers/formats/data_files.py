@@ -162,8 +162,10 @@ def _matching(place: DataFile) -> list[DataFile]:
     parts = place.path.split("/")
     fixed = next(number for number, part in enumerate(parts) if _WILD.search(part))
     folder = "/".join(parts[:fixed])
-    pattern = re.compile(glob_translate("/".join(parts[fixed:])))
-    return [file for file in _below(place, folder) if pattern.fullmatch(_relative(file.path, folder))]
+    wild = "/".join(parts[fixed:])
+    pattern, asked = re.compile(glob_translate(wild)), _HIDDEN.search(wild)
+    found = [(file, _relative(file.path, folder)) for file in _below(place, folder)]
+    return [file for file, name in found if pattern.fullmatch(name) and (asked or not _HIDDEN.search(name))]
 
 
 def _below(place: DataFile, folder: str) -> list[DataFile]:
