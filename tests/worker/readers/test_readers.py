@@ -44,7 +44,7 @@ def test_nests_keep_their_shape_and_numbers_their_dtype() -> None:
         (({},), "x: an empty dict"),
         (({3: np.zeros(3)},), "key 3 is a int"),
         ((np.float32(3),), "x: a single float32 value"),
-        ((None,), "x: a NoneType is no array"),
+        ((None,), "x is None; leave it out, or give an array"),
         ((np.array(["2013-01-01"], "datetime64[D]"),), r"x: dtype datetime64\[D\]"),
         ((np.array([[1], 2], object),), "x: record 1 is a int, and record 0 a list"),
         ((np.array([b"a", 2], object),), "element 1 is a int; objects must all be strings.*astype"),

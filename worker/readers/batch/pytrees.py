@@ -162,6 +162,10 @@ def _as_array(value: object, name: str) -> Leaf:
         found = _from_lists(np.asarray(value), name)
     if found is not None:
         return map_values(lambda values: _as_plain(values, name), found)
+    if value is None:
+        raise BadInput(
+            f"{name} is None; leave it out, or give an array: of a target whose loss is None, any with as many records"
+        )
     if not hasattr(value, "__array__"):
         raise BadInput(
             f"{name}: a {type(value).__name__} is no array; give NumPy arrays (object arrays of lists are ragged), "
