@@ -139,14 +139,16 @@ def _paced(server: tuple[str, int], requests: Sequence[bytes], connections: int 
         while len(took) < total:
             due = began + sent / _PACED
             if sent < total and idle and due <= time.perf_counter():
-                one = idle.pop()
+                one = idle.pop(0)  # in turns: the server ends what is silent for long
                 one.sendall(requests[sent % len(requests)])
                 busy[one], sent = (b"", due), sent + 1
                 continue
             wait = due - time.perf_counter() if sent < total and idle else 1.0
             for one in select.select(list(busy), [], [], max(0.0, wait))[0]:
                 so_far, was_due = busy[one]
-                so_far += one.recv(1 << 18)
+                if not (piece := one.recv(1 << 18)):
+                    raise SystemExit("the server has closed a connection with a request under way")
+                so_far += piece
                 busy[one] = (so_far, was_due)
                 if _is_whole(so_far):
                     took.append(time.perf_counter() - was_due)
