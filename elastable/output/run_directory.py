@@ -93,8 +93,14 @@ class RunDirectory:
             job: Its id.
             address: Of its master.
             version: That it begins with.
+
+        Raises:
+            BadInput: it cannot be noted, as on a full disk.
         """
-        (self.path / JOB_FILE).write_text(json.dumps({"address": address, "job": job, "version": version}) + "\n")
+        try:
+            (self.path / JOB_FILE).write_text(json.dumps({"address": address, "job": job, "version": version}) + "\n")
+        except OSError as error:
+            raise BadInput(f"{self.path / JOB_FILE} cannot be written: {error}") from error
         earlier: list[dict[str, object]] = []
         homes = sorted((file.parent for file in self.path.parent.glob(f"*/{JOB_FILE}")), key=_by_age, reverse=True)
         for home in homes if version else []:  # the newest first: a later run took the place of what follows

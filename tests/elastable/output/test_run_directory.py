@@ -90,3 +90,11 @@ def test_what_is_no_run_of_ours_is_left_out(tmp_path: Path, caplog: pytest.LogCa
     assert run.curves.points() == {"loss": [(7, 3.0)]}
     assert sum("curves" in record.message for record in caplog.records) == 3
     run.close()
+
+
+def test_a_job_that_cannot_be_noted_is_refused_by_name(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    (run.path / "job.json").mkdir()
+    with pytest.raises(BadInput, match=r"job\.json cannot be written: .*Is a directory"):
+        run.begin_job("job", "127.0.0.1:1", 0)
+    run.close()
