@@ -670,7 +670,7 @@ class _ServerLog:
                 if self.newest() > said.version:
                     raise StoreBroken(f"{where} is the newest now: version {self.newest()}, which was there, is not")
             else:
-                size = said.size
+                size = len(said.payload or b"")
                 while self._bytes and self._bytes + size > _MOST_AHEAD and self._call.is_active():
                     self._news.wait(_POLL_S)
                 self._changes.append((said.version, change, size))

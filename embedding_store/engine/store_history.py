@@ -136,23 +136,13 @@ class FollowedChange:
 
     Attributes:
         version: Of the store once the change is made.
-        pieces: The change, as the log keeps it; None: the changes after `version`, if any, were taken back.
+        payload: The change, as the log keeps it; None: the changes after `version`, if any, were taken back.
         begin: Whether it is one of those that make an empty store what it was when following began, and come first.
     """
 
     version: int
-    pieces: Sequence[Buffer] | None
+    payload: bytes | None
     begin: bool = False
-
-    @property
-    def payload(self) -> bytes | None:
-        """The change in one piece."""
-        return None if self.pieces is None else b"".join(self.pieces)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the change."""
-        return sum(len(piece) for piece in self.pieces or ())
 
 
 class Following:
@@ -190,7 +180,7 @@ class Following:
             if self._over is not None or (asked is not None and asked.cancelled()):
                 return False
             self._unsent.append(change)
-            self._bytes += change.size
+            self._bytes += len(change.payload or b"")
             unsent = self._unsent
             if asked is not None:
                 self._unsent, self._bytes = [], 0
@@ -273,8 +263,8 @@ class ChangeLog(Closing):
         if self.log.keeps_entries:
             self.acknowledged.put(Noted.of(self.log, version, self.identity))
         if self._followers:
-            # What a commit logs is a copy already; other changes are views of what their callers gave.
-            self._tell(FollowedChange(version, parts if isinstance(change, CommitImages) else [b"".join(parts)]))
+            # A copy: what a commit logs lies in memory that the next one writes to.
+            self._tell(FollowedChange(version, b"".join(parts)))
 
     def follow(
         self, snapshot: Snapshot, specs: Sequence[TableSpec], record: bytes | None
@@ -297,7 +287,7 @@ class ChangeLog(Closing):
             with snapshot:
                 version = snapshot.version()
                 for parts in beginning(snapshot, specs, record):
-                    yield FollowedChange(version, parts, begin=True)
+                    yield FollowedChange(version, b"".join(parts), begin=True)
             yield FollowedChange(version, None)
 
         return begin(), following

@@ -185,7 +185,7 @@ def _dense(m: Mutator) -> Seed:
 
 
 def _followed(m: Mutator) -> Seed:
-    content = encode_change(DropTable("any") if m.chance(0.5) else ResetVersion(m.bytes(9)))
+    content = b"".join(encode_change(DropTable("any") if m.chance(0.5) else ResetVersion(m.bytes(9))))
     change = FollowedChange(m.small(3), m.choice((None, content)), begin=m.chance(0.5))
     frame = store_pb2.FollowFrame.FromString(next(followed_frames(change)))
     return frame.header, frame.body

@@ -194,9 +194,9 @@ def reset_from_frames(frames: Iterable[bytes]) -> tuple[store_pb2.RecordHeader, 
 
 def followed_frames(change: FollowedChange) -> Iterator[bytes]:
     """The frames of one change, for those who follow a store."""
-    pieces, back = change.pieces or (), change.pieces is None
-    header = store_pb2.FollowHeader(version=change.version, bytes=change.size, begin=change.begin, taken_back=back)
-    return encode(header.SerializeToString(), [np.frombuffer(piece, np.uint8) for piece in pieces if len(piece)])
+    body, back = change.payload or b"", change.payload is None
+    header = store_pb2.FollowHeader(version=change.version, bytes=len(body), begin=change.begin, taken_back=back)
+    return encode(header.SerializeToString(), [np.frombuffer(body, np.uint8)] if body else [])
 
 
 def followed_from_frames(frames: Iterable[bytes]) -> Iterator[FollowedChange]:
@@ -207,7 +207,7 @@ def followed_from_frames(frames: Iterable[bytes]) -> Iterator[FollowedChange]:
         header, plan = reader.header(store_pb2.FollowHeader), BodyPlan("Followed")
         plan.add("change", (header.bytes,), np.dtype(np.uint8))
         (body,) = reader.read(plan, to_the_end=False)
-        yield FollowedChange(header.version, None if header.taken_back else (body.data,), header.begin)
+        yield FollowedChange(header.version, None if header.taken_back else body.tobytes(), header.begin)
 
 
 WithRecord = TypeVar("WithRecord", store_pb2.CommitPushedHeader, store_pb2.RecordHeader)

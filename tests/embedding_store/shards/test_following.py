@@ -285,3 +285,29 @@ def test_a_follower_that_does_not_keep_up_begins_anew(tmp_path: Path, monkeypatc
             store.update({"any": TableUpdate(np.arange(4), np.ones((4, 4), np.float32))}, {"any": 0.1})
         assert store._history._followers == [another]
         assert [change.version for change in another.take().result(0)] == [21, 22]
+
+
+def test_who_takes_late_is_told_what_each_commit_made(tmp_path: Path) -> None:
+    """What a commit logs lies in memory that the next one writes to."""
+    with closing(open_store(f"memory?log={tmp_path / 'log'}")) as store:
+        assert isinstance(store, MemoryStore)
+        store.create_table(FIXED)
+        begin, following = store.follow()
+        tables = store_history.ReplayedTables({}, FollowedTable)
+        for change in begin:
+            if change.payload is not None:
+                tables.apply_encoded(change.payload, change.version, "the beginning")
+        seen = []
+        for number in range(3):
+            store.update(
+                {"fixed": TableUpdate(np.arange(20), np.full((20, 6), 1.0 + number, np.float32))}, {"fixed": 0.1}
+            )
+            seen.append(store.lookup({"fixed": np.arange(20)})["fixed"])
+        changes = following.take().result(0)
+        assert len(changes) == 3
+        for change, rows in zip(changes, seen, strict=True):
+            assert change.payload is not None
+            tables.apply_encoded(change.payload, change.version, "a change")
+            found = np.empty((20, 6), np.float32)
+            tables.tables["fixed"].read(np.arange(20), found)
+            np.testing.assert_array_equal(found, rows)
