@@ -391,6 +391,8 @@ def _mask_answers(
 ) -> None:
     """`mask[which[i], c]` is False if `entities[of[i], c]` is one of `answers[first[i]:last[i]]`, which ascend."""
     for i in range(len(which)):
+        if first[i] == last[i]:
+            continue
         for c in range(entities.shape[1]):
             low, high, wanted = first[i], last[i], entities[of[i], c]
             while low < high:

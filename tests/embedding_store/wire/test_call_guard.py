@@ -320,7 +320,7 @@ def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitS
         for _ in range(700):
             refused(b"\xff" * 1000)
         grown.append(resident_bytes() - before)
-    assert min(grown) < 5 << 20, grown  # 16 KB for each would be 11 MB
+    assert min(grown) < 4 << 20, grown  # 16 KB for each would be 11 MB
 
 
 def test_a_call_without_room_takes_that_of_the_most_silent(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

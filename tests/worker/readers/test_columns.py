@@ -237,6 +237,7 @@ CSV_RIGHT = {
     ),
     "digits": (f"c\n1\n{2**63}\n", "", {"column_types": {"c": "string"}}, ["1", str(2**63)]),
     "empty text that is filled": ("c,y\n,1\nx,2\n", "string", {"fill_null": {"c": "NA"}}, ["NA", "x"]),
+    "empty text that is not": ("c,y\n,1\nx,2\n", "string", {}, ["", "x"]),
     "one quoted name with a semicolon": ('"c","d;e;f"\n1,2\n', "int64", {}, [1]),
 }  # fmt: skip
 
