@@ -126,7 +126,8 @@ def test_a_cut_that_was_handed_out_and_not_committed_leaves_no_trace(
 
 
 def test_store_servers_and_their_master_are_killed(streams: Server, undisturbed: Path, tmp_path: Path) -> None:
-    hold, port, places = Hold(tmp_path / "hold", 12), free_port(), [free_address(), free_address()]
+    hold, again = Hold(tmp_path / "hold", 12), Hold(tmp_path / "again", 15)
+    port, places = free_port(), [free_address(), free_address()]
     words = ("--until", "end", *SIZES, "--stores", ",".join(places), "--listen", f"127.0.0.1:{port}", "--resume")
     master = ("master", JOB, *words, "--run-dir", tmp_path / "runs")
     with ExitStack() as held:
@@ -149,7 +150,11 @@ def test_store_servers_and_their_master_are_killed(streams: Server, undisturbed:
             running.kill()
         for number in range(2):
             serve(number, f"store-{number}-again")
-        second = start("second", *master)
+        second = start("second", *master, **again.environment)
+        again.wait(second)  # else one worker may train all that is left before the other one is back
+        with MasterClient(f"127.0.0.1:{port}", 60) as said:
+            wait_until(lambda: len(said.status().workers) == 2, "both workers back", second)
+        again.go()
         assert second.wait() == 0, second.err
         assert [worker.wait() for worker in workers] == [0, 0], [worker.err for worker in workers]
         assert re.search(r"resuming at version 1[12]", second.out), second.out
