@@ -23,7 +23,8 @@ from benchmarks.harness import compare, interleaved, publish, rate
 from benchmarks.processes import redis_server
 from elastable.worker.readers.batch.reader import Reader
 
-_RECORDS, _BATCH, _FEATURES, _ROUNDS = 65_536, 1_024, 8, 3
+_RECORDS, _BATCH, _FEATURES, _ROUNDS = 262_144, 1_024, 8, 3
+_TOPICS = [f"clicks-{number}" for number in range(4)]  # of four partitions each
 _FLOOR = 0.9
 _NAMES = [f"feature_{number}" for number in range(_FEATURES)]
 
@@ -44,7 +45,7 @@ def main() -> None:
         producer, brokers = _broker(events)
         readers: dict[str, Reader] = {
             "Redis Streams": et.RedisStreamReader(server.url, "clicks", label="clicked"),
-            "Kafka": et.KafkaReader("clicks", brokers, label="clicked", config={"log_level": 0}),
+            "Kafka": et.KafkaReader(_TOPICS, brokers, label="clicked", config={"log_level": 0}),
             "Parquet": et.ParquetReader(file, label="clicked"),
         }
         contenders = {name: rate(partial(_fit, _model(), reader), _RECORDS) for name, reader in readers.items()}
@@ -58,11 +59,11 @@ def main() -> None:
 
 
 def _broker(events: list[str]) -> tuple[Producer, str]:
-    """A mock broker with the events in four partitions, for as long as the producer lives; it keeps 5 MiB of each."""
+    """A mock broker with the events in its partitions, for as long as the producer lives; it keeps 5 MiB of each."""
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = producer.list_topics(timeout=30).brokers.values()
     for number, event in enumerate(events):
-        producer.produce("clicks", event, partition=number % 4)
+        producer.produce(_TOPICS[number % 4], event, partition=number // 4 % 4)
         producer.poll(0)
     producer.flush()
     return producer, f"{broker.host}:{broker.port}"

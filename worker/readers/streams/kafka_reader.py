@@ -26,7 +26,7 @@ _TOPICS_EVERY_S = 1.0
 _AGES_EVERY_S = 5.0
 _MOST_AGES = 16  # partitions whose first waiting event is read for its time
 _AT_ONCE = 10_000  # messages of one call
-_AHEAD, _AHEAD_BYTES = 4_096, 64 << 20  # messages of a partition, and bytes of all, that may come ahead
+_AHEAD, _AHEAD_BYTES = 65_536, 64 << 20  # messages, and their bytes, that may come ahead
 _RETRIED = (
     "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_NOENT",
     "LEADER_NOT_AVAILABLE",
@@ -78,7 +78,8 @@ class KafkaReader(PayloadReader):
             "auto.offset.reset": "error", "enable.partition.eof": True, "fetch.wait.max.ms": 50,
             **(config or {}),
         }  # fmt: skip
-        self._log = _Topics(name, topics, settings)
+        # What is asked, every few milliseconds, does not wait for what is read, nor disturb it.
+        self._log, self._read = _Topics(name, topics, settings), _Topics(name, topics, settings)
 
     def ahead(self, positions: Mapping[str, str], most: int, until: Mapping[str, str] | None) -> Mapping[str, Waiting]:
         log, found = self._log, {}
@@ -90,8 +91,11 @@ class KafkaReader(PayloadReader):
                 f"{self._name}: {gone[0]}, planned up to {positions[gone[0]]}, is not there: no such topic"
             )
         names = names if until is None else list(until)
-        firsts, ends = log.offsets(names, last=False), log.offsets(names, last=True)
-        starts = {name: _offset(positions.get(name, str(firsts[name])), self._name) for name in names}
+        planned = {name: _offset(positions[name], self._name) for name in names if name in positions}
+        lasts = {name: _offset(position, self._name) for name, position in (until or {}).items()}
+        reach = {name: min(start + most, lasts.get(name, start + most)) for name, start in planned.items()}
+        firsts, ends = log.bounds(names, reach)
+        starts = {name: planned.get(name, firsts[name]) for name in names}
         ages = log.ages({name: starts[name] for name in names if starts[name] < ends[name]}) if positions else {}
         for name in names:
             start, end = starts[name], ends[name]
@@ -105,7 +109,7 @@ class KafkaReader(PayloadReader):
                     f"{self._name}: {name} ends at offset {end}, and is planned up to {start}: it was truncated, or is "
                     "another topic of that name; begin a new job"
                 )
-            last = end if until is None else min(end, _offset(until[name], self._name))
+            last = min(end, lasts.get(name, end))
             stops = [str(offset) for offset in range(start + 1, min(last, start + most) + 1)]
             found[name] = Waiting(str(start), stops, start + most < last, max(0, end - start), ages.get(name))
         return found
@@ -123,7 +127,7 @@ class KafkaReader(PayloadReader):
         self._log.commit({name: _offset(position, self._name) for name, position in positions.items()})
 
     def events(self, span: Span) -> list[Message]:
-        return self._log.read(span.partition, _offset(span.start, self._name), _offset(span.stop, self._name))
+        return self._read.read(span.partition, _offset(span.start, self._name), _offset(span.stop, self._name))
 
     def position(self, event: Message) -> str:
         return str(event.offset())
@@ -147,7 +151,8 @@ class _Topics:
         self._made: Any = None
         self._asked: Any = None
         self._known: list[str] = []
-        self._looked = self._aged = -_AGES_EVERY_S
+        self._looked = self._aged = self._bounded = -_AGES_EVERY_S
+        self._bounds: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._ages: dict[str, float] = {}
         self._read: dict[str, _Partition] = {}  # what the consumer reads, all of it ahead
 
@@ -180,9 +185,9 @@ class _Topics:
         return partition.rpartition("/")[0] in self._topics
 
     def partitions(self) -> list[str]:
-        """Names of all partitions."""
-        with self._calling() as consumer:
-            if time.monotonic() - self._looked > _TOPICS_EVERY_S:
+        """Names of all partitions, as of a second ago."""
+        if time.monotonic() - self._looked > _TOPICS_EVERY_S:
+            with self._calling() as consumer:
                 known = []
                 for topic in self._topics:
                     found = consumer.list_topics(topic, timeout=_CALL_S).topics[topic]
@@ -190,7 +195,19 @@ class _Topics:
                         raise self._error(found.error)
                     known += [f"{topic}/{number}" for number in sorted(found.partitions)]
                 self._known, self._looked = known, time.monotonic()
-            return list(self._known)
+        return list(self._known)
+
+    def bounds(self, names: Sequence[str], reach: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+        """Of each partition the first offset that is there, and the one after the last.
+
+        As of a second ago, where each of them reached then as far as is said.
+        """
+        firsts, ends = self._bounds
+        known = names == list(ends) and all(name in reach and ends[name] >= reach[name] for name in names)
+        if not known or time.monotonic() - self._bounded > _TOPICS_EVERY_S:
+            self._bounds = firsts, ends = self.offsets(names, last=False), self.offsets(names, last=True)
+            self._bounded = time.monotonic()
+        return firsts, ends
 
     def cluster(self) -> str:
         with self._calling() as consumer:
@@ -249,6 +266,9 @@ class _Topics:
                         if kind != TIMESTAMP_NOT_AVAILABLE:
                             self._ages[name] = moment / 1000
                 self._aged = time.monotonic()
+                with self._calling() as consumer:  # else more and more comes ahead
+                    self._read.clear()
+                    consumer.unassign()
             return self._ages
 
     def commit(self, offsets: Mapping[str, int]) -> None:
@@ -267,11 +287,11 @@ class _Topics:
                     while its.messages and its.messages[0].offset() < stop:
                         found.append(its.messages.popleft())
                         its.bytes -= len(found[-1])
-                    if its.messages or its.place >= stop:
-                        return found
-                    if its.paused:
+                    if its.paused and not self._is_much(its, 0.5):  # it takes a while until the next ones come
                         consumer.resume([self._place(partition, 0)])
                         its.paused = False
+                    if its.messages or its.place >= stop:
+                        return found
                     if self._take(consumer, its, stop - its.place):
                         give_up = time.monotonic() + _CALL_S
                     elif time.monotonic() > give_up:
@@ -302,8 +322,9 @@ class _Topics:
         from confluent_kafka import KafkaError
 
         messages = consumer.consume(min(_AT_ONCE, most), timeout=0.1)
+        known = {(name.rpartition("/")[0], int(name.rpartition("/")[2])): its for name, its in self._read.items()}
         for message in messages:
-            its = self._read.get(f"{message.topic()}/{message.partition()}")
+            its = known.get((message.topic(), message.partition()))
             if message.error() is None:
                 if its is not None and message.offset() >= its.place:
                     its.messages.append(message)
@@ -314,11 +335,15 @@ class _Topics:
             elif its is not None:
                 its.place = max(its.place, message.offset())
         for name, its in self._read.items():
-            ahead = len(its.messages) > _AHEAD or its.bytes > _AHEAD_BYTES // len(self._read)
-            if ahead and not its.paused and its is not wanted:
+            if not its.paused and its is not wanted and self._is_much(its):
                 consumer.pause([self._place(name, 0)])
                 its.paused = True
         return bool(messages)
+
+    def _is_much(self, its: _Partition, share: float = 1.0) -> bool:
+        """Whether more of a partition has come ahead than this share of what may."""
+        of_each = share / len(self._read)
+        return len(its.messages) > _AHEAD * of_each or its.bytes > _AHEAD_BYTES * of_each
 
 
 @dataclass
