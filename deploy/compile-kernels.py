@@ -96,8 +96,7 @@ def plan_and_sum_a_batch() -> None:
         array.flags.writeable = False
     unique, positions = unique_ids(ids)
     positions.flags.writeable = False
-    groups, sums = sum_by_position(positions, gradients, len(unique))
-    require_finite_of("fixed", groups, sums)
+    require_finite_of("fixed", *sum_by_position(unique, positions, gradients))
 
 
 def look_at_a_board() -> None:

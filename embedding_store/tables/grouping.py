@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int32, Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.kernel import kernel
-from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool, shared_pool
 from elastable.embedding_store.native.slab import Scratch
 from elastable.embedding_store.tables.checks import array_kind
 
@@ -221,6 +221,7 @@ GradientPart = tuple[Int64, Float32, float]
 _IDS_SHARED = 1 << 14  # fewer are summed before another thread has begun
 _STEP = 1 << 12
 _VALUES_A_THREAD = 1 << 22  # of sums; fewer are added faster than threads share them (measured: 65,536 x 64)
+_SUMS_A_THREAD = 1 << 17  # of sums by position: some 100 us
 
 
 def coalesce(ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
@@ -328,17 +329,17 @@ class Coalescer:
         return TableUpdate(found[-1], sums[: len(found[-1])])
 
 
-def sum_by_position(positions: Int32, gradients: Float32, rows: int) -> tuple[Int64, Float32]:
+def sum_by_position(ids: Int64, positions: Int32, gradients: Float32) -> tuple[Int64, Float32]:
     """Sums gradients whose grouping is known: `coalesce` without a search.
 
     Args:
-        positions: int32 `[n]`, 0 <= position < rows: the group of each gradient.
-        gradients: float32 `[n, dim]`, C-contiguous.
-        rows: Groups that there are.
+        ids: int64 `[g]`, each id once.
+        positions: int32 `[n]`, 0 <= position < g: of each gradient the place of its id.
+        gradients: float32 `[n, dim]`.
 
     Returns:
-        present: int64 `[u]`, the groups that occur, ascending.
-        sums: float32 `[u, dim]`, the left fold over each group's occurrences.
+        present: int64 `[u]`, the ids that have a gradient, in the order of `ids`.
+        sums: float32 `[u, dim]`, the left fold over the occurrences of each.
 
     Raises:
         BadGradient: not one gradient row for each position, or a position out of range.
@@ -348,15 +349,16 @@ def sum_by_position(positions: Int32, gradients: Float32, rows: int) -> tuple[In
             f"gradients: want float32 [{len(positions)}, dim], one row for each position, "
             f"got {gradients.dtype} {list(gradients.shape)}"
         )
-    total = np.empty((rows, gradients.shape[1]), np.float32)
-    seen = np.zeros(rows, np.bool_)
-    present = _add_at(total, seen, positions, np.ascontiguousarray(gradients))
-    if present < 0:
-        raise BadGradient(f"positions of gradients must lie in 0 <= position < {rows}")
-    if present == rows:
-        return np.arange(rows), total
-    groups = np.flatnonzero(seen)
-    return groups, total[groups]
+    total, seen, found = np.empty((len(ids), gradients.shape[1]), np.float32), np.zeros(len(ids), np.bool_), [0]
+    gradients = np.ascontiguousarray(gradients)
+
+    def add(start: int, stop: int) -> None:
+        found.append(_add_at(total, seen, positions, gradients, start, stop))
+
+    shared_pool().run(add, len(ids), max(1, _SUMS_A_THREAD // max(1, gradients.shape[1])))
+    if min(found) < 0 or (len(positions) and not len(ids)):
+        raise BadGradient(f"positions of gradients must lie in 0 <= position < {len(ids)}")
+    return (ids, total) if sum(found) == len(ids) else (ids[seen], total[seen])
 
 
 def _common_dim(parts: Sequence[GradientPart]) -> int:
@@ -376,14 +378,18 @@ def _common_dim(parts: Sequence[GradientPart]) -> int:
 
 
 @kernel
-def _add_at(total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradients: Float32) -> int:
-    """Sums into the rows of `total` that occur; returns how many do, or -1 for a position outside."""
+def _add_at(
+    total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradients: Float32, start: int, stop: int
+) -> int:
+    """Sums into the rows start..stop of `total`; returns how many of these occur, or -1 for a position outside all."""
     dim = gradients.shape[1]
     present = 0
     for i in range(len(positions)):
         group = np.int64(positions[i])
-        if group < 0 or group >= len(total):
-            return -1
+        if group < start or group >= stop:
+            if group < 0 or group >= len(total):
+                return -1
+            continue
         row = total[group]
         gradient = gradients[i]
         if seen[group]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Array, Float32, Int64, aligned
+from elastable.embedding_store.contract.arrays import Array, Float32, Int32, Int64, aligned
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import ElastableError, Unsupported
+from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, Tensor
@@ -34,6 +36,8 @@ from elastable.worker.step.trainable import (
     scale_variables,
     trained_and_others,
 )
+
+_ROWS_A_THREAD = 1 << 14
 
 # The ids of a step
 
@@ -135,7 +139,7 @@ class _ArrayStep:
         for call, layer in self._calls:
             table, inverse, shape = layer.table_name, ids.inverses[call], ids.shapes[call]
             given = self._memory(call, len(inverse), layer.output_dim, eager)
-            bets[table].take(inverse, axis=0, out=given, mode="clip")  # the other modes copy once more
+            shared_pool().run(partial(_take, bets[table], inverse, given), len(inverse), _ROWS_A_THREAD)
             rows.append(given.reshape(*shape, layer.output_dim))
             unique = ids.unique[table]
             if eager:
@@ -379,12 +383,15 @@ class ArrayTrainStep(_ArrayStep):
                 found[table] = Slices(unique[:0], np.zeros((0, self._dim_of(table)), np.float32))
                 continue
             at, values = each[0] if len(each) == 1 else map(np.concatenate, zip(*each, strict=True))
-            present, sums = sum_by_position(at, values, len(unique))
-            found[table] = Slices(unique if len(present) == len(unique) else unique[present], sums)
+            found[table] = Slices(*sum_by_position(unique, at, values))
         return found
 
     def _dim_of(self, table: str) -> int:
         return next(layer.output_dim for layer in self._plan.layers if layer.table_name == table)
+
+
+def _take(rows: Float32, places: Int32, given: Float32, start: int, stop: int) -> None:
+    rows.take(places[start:stop], axis=0, out=given[start:stop], mode="clip")  # the other modes copy once more
 
 
 def _unscaled(gradient: Array | None, scale: Array) -> Array | None:

@@ -313,8 +313,7 @@ class TrainStep(ModelStep):
         gathered: dict[str, Slices] = {}
         for table, (values, positions) in planned.items():
             unique = ids.unique[table]
-            present, sums = sum_by_position(np.asarray(positions), np.asarray(values), len(unique))
-            gathered[table] = Slices(unique if len(present) == len(unique) else unique[present], sums)
+            gathered[table] = Slices(*sum_by_position(unique, np.asarray(positions), np.asarray(values)))
         for number, (values, unique) in unplanned.items():
             table, found = self._unplanned[number], Slices(unique.numpy(), values.numpy())
             gathered[table] = _joined(gathered[table], found) if table in gathered else found

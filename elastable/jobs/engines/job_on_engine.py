@@ -26,7 +26,7 @@ from elastable.process.exit_codes import ExitCode
 from elastable.process.stopping import OUTPUT_CLOSED, OutputConsole, stopping_on_signals
 
 _MASTER_LEAVE_S, _MASTER_END_S = 30.0, 30.0
-_LOOK_EVERY_S = 0.2
+_FIRST_LOOKS_S, _LOOK_EVERY_S = 0.2, 0.5  # until the workers know their master, and from then on
 _PASSED_ON = ("ELASTABLE_", "KERAS_", "OTEL_", "TF_", "JAX_", "XLA_")
 
 
@@ -154,7 +154,7 @@ class _JobOnEngine:
                     self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
             if self._reason is None and not any(it.code == ExitCode.DONE for it in others[-1].look()):
                 others[-1].require_some_alive()  # one that is done knows that the job is, too
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_LOOK_EVERY_S if "master" in self._told else _FIRST_LOOKS_S)
         if seen.code == ExitCode.INTERRUPTED and self._reason == OUTPUT_CLOSED:
             return ExitCode.OUTPUT_CLOSED
         return seen.code if seen.code >= 0 else ExitCode.JOB_FAILED

@@ -23,6 +23,7 @@ MOST_RESTARTS = 100
 """How often Ray starts a process again."""
 
 _LOOK_S = 0.2  # in which a process that answers at all has answered
+_KNOWN_S = 0.1  # for so long it is as it was seen: every question takes a core a few milliseconds
 _CHUNK_BYTES = 1 << 20  # of a log, in one answer
 _LEAVE_S = 20.0  # for a process whose node is to go
 _SETTLED_S = 60.0  # after which an actor that is said to be dead does not come back
@@ -128,7 +129,7 @@ class RayProcesses(Processes):
         self._asked: dict[Any, int] = {}
         self._died = [(-math.inf, -math.inf)] * len(actors)  # when Ray said so first and last
         self._peers: dict[str, str] = {}
-        self._ending = False
+        self._looked, self._ending = -math.inf, False
         self._again = _WORKERS_RESTARTED if role == "worker" else _RESTARTED
         for log in self.logs:
             log.touch()
@@ -137,6 +138,13 @@ class RayProcesses(Processes):
         self._peers[role] = ",".join(addresses)
 
     def look(self) -> Sequence[Seen]:
+        if time.monotonic() - self._looked >= _KNOWN_S:
+            self._ask()
+            self._looked = time.monotonic()
+        return list(self._seen)
+
+    def _ask(self) -> None:
+        """Asks each process how it is, and takes in what has been answered."""
         waiting = set(self._asked.values())
         for number, actor in enumerate(self._actors):
             if self._seen[number].code is None and number not in waiting:
@@ -149,7 +157,6 @@ class RayProcesses(Processes):
                 raise Unavailable(f"the Ray cluster is gone, and with it the job's {self.role}s: {error}") from error
             for each in answered:
                 self._note(self._asked.pop(each), each)
-        return list(self._seen)
 
     def _note(self, number: int, answer: Any) -> None:
         """Takes in what an actor answered."""
@@ -207,7 +214,7 @@ class RayProcesses(Processes):
         ]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=leave_s + end_s)
-            self.look()  # their last words
+            self._ask()  # for their last words
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
 

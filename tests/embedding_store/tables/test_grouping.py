@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from elastable.embedding_store import Coalescer, Grouping, Indexer, coalesce, coalesce_many, unique_ids
 from elastable.embedding_store.errors import BadGradient, BadIds
 from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.tables import grouping
 from elastable.embedding_store.tables.grouping import sum_by_position
 from tests.embedding_store.tables.allocations import least_peak
 
@@ -82,23 +83,40 @@ def test_pushes_of_different_dims() -> None:
 def test_sums_by_position_are_those_of_coalesce(values: list[int], dim: int) -> None:
     positions = np.array(values, np.int32)
     gradients = np.random.default_rng(len(values)).normal(size=(len(values), dim)).astype(np.float32)
-    present, sums = sum_by_position(positions, gradients, 13)
+    ids = np.arange(13)
+    present, sums = sum_by_position(ids, positions, gradients)
     expected = coalesce(positions.astype(np.int64), gradients)
     order = np.argsort(expected.ids)
     np.testing.assert_array_equal(present, expected.ids[order])
     np.testing.assert_array_equal(sums, expected.gradients[order])
 
 
+def test_threads_share_sums_by_position_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = np.random.default_rng(5)
+    ids, positions = drawn.permutation(3_000), drawn.integers(0, 2_999, 20_000).astype(np.int32)
+    gradients = drawn.normal(size=(20_000, 8)).astype(np.float32)
+    alone = sum_by_position(ids, positions, gradients)
+    pool = RangePool(5)
+    monkeypatch.setattr(grouping, "_SUMS_A_THREAD", 64)
+    monkeypatch.setattr(grouping, "shared_pool", lambda: pool)
+    present, sums = sum_by_position(ids, positions, gradients)
+    assert np.array_equal(present, alone[0])
+    assert np.array_equal(sums, alone[1])
+    positions[-1] = 3_000
+    with pytest.raises(BadGradient, match="0 <= position < 3000"):
+        sum_by_position(ids, positions, gradients)
+
+
 @pytest.mark.parametrize("position", [-1, 3, 2**31 - 1])
 def test_a_position_outside_is_refused(position: int) -> None:
     with pytest.raises(BadGradient, match="0 <= position < 3"):
-        sum_by_position(np.array([0, position], np.int32), np.ones((2, 2), np.float32), 3)
+        sum_by_position(np.arange(3), np.array([0, position], np.int32), np.ones((2, 2), np.float32))
 
 
 @pytest.mark.parametrize("gradients", [np.ones((1, 2), np.float32), np.ones((2, 2)), np.ones(2, np.float32)])
 def test_gradients_that_do_not_fit_their_positions_are_refused(gradients: np.ndarray) -> None:
     with pytest.raises(BadGradient, match=r"float32 \[2, dim\]"):
-        sum_by_position(np.zeros(2, np.int32), gradients, 3)
+        sum_by_position(np.arange(3), np.zeros(2, np.int32), gradients)
 
 
 def test_ids_that_stand_once_keep_their_gradients_to_the_bit() -> None:
