@@ -6,6 +6,7 @@ ranges of unique ids, so results are the same to the bit for any number of threa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from queue import SimpleQueue
 
@@ -349,16 +350,12 @@ def sum_by_position(ids: Int64, positions: Int32, gradients: Float32) -> tuple[I
             f"gradients: want float32 [{len(positions)}, dim], one row for each position, "
             f"got {gradients.dtype} {list(gradients.shape)}"
         )
-    total, seen, found = np.empty((len(ids), gradients.shape[1]), np.float32), np.zeros(len(ids), np.bool_), [0]
-    gradients = np.ascontiguousarray(gradients)
-
-    def add(start: int, stop: int) -> None:
-        found.append(_add_at(total, seen, positions, gradients, start, stop))
-
-    shared_pool().run(add, len(ids), max(1, _SUMS_A_THREAD // max(1, gradients.shape[1])))
-    if min(found) < 0 or (len(positions) and not len(ids)):
+    if len(positions) and not 0 <= positions.min() <= positions.max() < len(ids):
         raise BadGradient(f"positions of gradients must lie in 0 <= position < {len(ids)}")
-    return (ids, total) if sum(found) == len(ids) else (ids[seen], total[seen])
+    total, seen = np.empty((len(ids), gradients.shape[1]), np.float32), np.zeros(len(ids), np.bool_)
+    add = partial(_add_at, total, seen, positions, np.ascontiguousarray(gradients))
+    shared_pool().run(add, len(ids), max(1, _SUMS_A_THREAD // max(1, gradients.shape[1])))
+    return (ids, total) if seen.all() else (ids[seen], total[seen])
 
 
 def _common_dim(parts: Sequence[GradientPart]) -> int:
@@ -380,15 +377,12 @@ def _common_dim(parts: Sequence[GradientPart]) -> int:
 @kernel
 def _add_at(
     total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradients: Float32, start: int, stop: int
-) -> int:
-    """Sums into the rows start..stop of `total`; returns how many of these occur, or -1 for a position outside all."""
+) -> None:
+    """Sums into the rows start..stop of `total`; `seen`: which of these occur."""
     dim = gradients.shape[1]
-    present = 0
     for i in range(len(positions)):
         group = np.int64(positions[i])
         if group < start or group >= stop:
-            if group < 0 or group >= len(total):
-                return -1
             continue
         row = total[group]
         gradient = gradients[i]
@@ -399,8 +393,6 @@ def _add_at(
             for j in range(dim):
                 row[j] = gradient[j]
             seen[group] = True
-            present += 1
-    return present
 
 
 @kernel
