@@ -44,8 +44,7 @@ class CommitCoordinator:
     """
 
     def __init__(self, group: StoreGroup[EmbeddingStore], repairs_unknown: bool) -> None:
-        self._stores, self._calls, self._in_memory = group.sources, group.calls, group.in_memory
-        self._owns = group.splits.owns
+        self._group, self._names = group, group.splits.stores
         self._repairs_unknown = repairs_unknown
         self._unfinished: UnfinishedCommit | None = None
 
@@ -73,8 +72,10 @@ class CommitCoordinator:
             squares = table.row_squares(update)
             for part in table.parts(update.ids):
                 shares[part.shard].append((table, part, update, squares))
-        together = not self._in_memory or sum(update.gradients.size for update in commit.updates.values()) > _FEW_VALUES
-        staged = self._calls.run(
+        together = (
+            not self._group.in_memory or sum(update.gradients.size for update in commit.updates.values()) > _FEW_VALUES
+        )
+        staged = self._group.run(
             {store: partial(self._stage, store, commit, shares[store]) for store in behind}, together
         )
         # Stores without rows follow: if all that have rows fail, nothing has changed anywhere.
@@ -105,7 +106,7 @@ class CommitCoordinator:
         for store, version in sorted(versions.items()):
             if version > newest:
                 raise StoreFailed(
-                    f"{self._calls.names[store]} is at version {version} and {self._calls.names[behind[0]]} at "
+                    f"{self._names[store]} is at version {version} and {self._names[behind[0]]} at "
                     f"{oldest}, by a commit that is not known here: recover the store, or restore rows and reset the "
                     "version, before a commit"
                 )
@@ -114,15 +115,15 @@ class CommitCoordinator:
     def _stage(self, store: int, commit: Commit, share: _Share) -> Callable[[], None]:
         updates = {table.spec.name: table.update(part, update, squares) for table, part, update, squares in share}
         # Learning rates of all its tables: rows of a table without an update may follow the step too.
-        rates = {table: rate for table, rate in commit.learning_rates.items() if self._owns(store, table)}
-        frozen = tuple(table for table in commit.frozen if self._owns(store, table))
+        rates = {table: rate for table, rate in commit.learning_rates.items() if self._group.splits.owns(store, table)}
+        frozen = tuple(table for table in commit.frozen if self._group.splits.owns(store, table))
         record = commit.record if store == RECORD_STORE else None
         part = replace(commit, updates=updates, learning_rates=rates, frozen=frozen, record=record)
-        return self._stores[store].stage(part)
+        return self._group.sources[store].stage(part)
 
     def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool) -> None:
         for wave in waves:
-            done, errors = self._calls.outcomes(wave, together)
+            done, errors = self._group.outcomes(wave, together)
             if errors:
                 self._break_off(commit, errors, applied=bool(done) or wave is not waves[0])
         self._unfinished = None
@@ -130,9 +131,9 @@ class CommitCoordinator:
     def _break_off(self, commit: Commit, errors: Mapping[int, Exception], applied: bool) -> None:
         changed = any(isinstance(error, (StoreFailed, Unavailable)) for error in errors.values())
         if not applied and not changed and self._unfinished is None:
-            self._calls.raise_first(errors)
+            self._group.raise_first(errors)
         self._unfinished = UnfinishedCommit(commit.version, _digest(commit), commit.time)
-        failed = {self._calls.names[store]: error for store, error in sorted(errors.items())}
+        failed = {self._names[store]: error for store, error in sorted(errors.items())}
         kind: type[StoreFailed] = StoreFailed
         if any(isinstance(error, StoreBroken) for error in errors.values()):
             kind = ShardLost

@@ -86,7 +86,7 @@ class CompositeSource(RowSource, Generic[Source]):
             sources = self.group.sources
             stores = lookup.asked if version is None else range(len(sources))
             calls = {n: partial(sources[n].lookup_into, lookup.asked.get(n, []), version, split) for n in stores}
-            self.group.calls.run(calls, together=not self.group.in_memory or lookup.values > _FEW_VALUES)
+            self.group.run(calls, together=not self.group.in_memory or lookup.values > _FEW_VALUES)
             lookup.finish()
         for number, asked in lookup.asked.items():
             for each in asked:
@@ -103,7 +103,7 @@ class CompositeSource(RowSource, Generic[Source]):
 
     def close(self) -> None:
         self.group.closed = True
-        self.group.calls.close()
+        self.group.end_threads()
         for source in self.group.sources:
             source.close()
 
@@ -120,7 +120,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         with self.group.lock.reading():
             found = self.group.partition(table)
             parts = found.parts(require_ids(found.spec, ids))
-            answers = self.group.calls.run(
+            answers = self.group.run(
                 {part.shard: partial(self.group.sources[part.shard].read_rows, table, part.ids) for part in parts}
             )
         read = {part.shard: answers[part.shard] for part in parts}
@@ -150,7 +150,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
             blocks = self.group.sources[store].scan(table.spec.name, block_rows)
             while True:
                 with self.group.lock.reading():
-                    block = self.group.calls.run({store: partial(next, blocks, None)})[store]
+                    block = self.group.run({store: partial(next, blocks, None)})[store]
                 if block is None:
                     break
                 yield replace(block, ids=table.whole_ids(store, block.ids))
@@ -161,7 +161,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         scan = self.group.sources[first].scan(name, block_rows)
         while True:
             with self.group.lock.reading():
-                leading = self.group.calls.run({first: partial(next, scan, None)})[first]
+                leading = self.group.run({first: partial(next, scan, None)})[first]
                 if leading is None:
                     return
                 read = self.group.each(methodcaller("read_rows", name, leading.ids), others)
@@ -224,7 +224,7 @@ class CompositeSnapshot(CompositeReads[Snapshot]):
             try:
                 self.group.each(lambda pin: pin.close())
             finally:
-                self.group.calls.close()
+                self.group.end_threads()
 
 
 class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
@@ -280,12 +280,12 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
                 for number, part in enumerate(table.shards)
                 if part is not None
             }
-            created, errors = self.group.calls.outcomes(calls)
+            created, errors = self.group.outcomes(calls)
             if errors:
                 # A store refused its part: what is new on the others is dropped again.
                 drops = {n: partial(self.group.sources[n].drop_table, spec.name) for n, new in created.items() if new}
-                self.group.calls.outcomes(drops)
-                self.group.calls.raise_first(errors)
+                self.group.outcomes(drops)
+                self.group.raise_first(errors)
             self.group.reload()
             return True
 
@@ -360,10 +360,10 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         with self.group.alone():
             wanted = self.group.require_one_version() if version is None else version
             calls = {number: partial(store.pin, wanted, lease_s) for number, store in enumerate(self.group.sources)}
-            pins, errors = self.group.calls.outcomes(calls)
+            pins, errors = self.group.outcomes(calls)
             if errors:
-                self.group.calls.outcomes({number: pin.close for number, pin in pins.items()})
-                self.group.calls.raise_first(errors)
+                self.group.outcomes({number: pin.close for number, pin in pins.items()})
+                self.group.raise_first(errors)
         return self.snapshot([*map(pins.__getitem__, calls)], self.group.splits, wanted, self.group.timeout_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
@@ -376,7 +376,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
                 found = self.group.partition(name)
                 for part in found.parts(require_ids(found.spec, of)):
                     wanted.setdefault(part.shard, {})[name] = part.ids
-        self.group.calls.run({n: partial(self.group.sources[n].read_ahead, of) for n, of in wanted.items()})
+        self.group.run({n: partial(self.group.sources[n].read_ahead, of) for n, of in wanted.items()})
 
     def flush_status(self) -> FlushStatus | None:
         return FlushStatus.of_all([*self.group.each(lambda store: store.flush_status(), together=False).values()])
@@ -395,7 +395,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
                 self.group.sources[part.shard].put(table, [found.block(part, block)])
 
             with self.group.alone(), self.group.lock.writing():
-                self.group.calls.run({part.shard: partial(put, part) for part in found.parts(block.ids)})
+                self.group.run({part.shard: partial(put, part) for part in found.parts(block.ids)})
 
     def delete(self, table: str, ids: Int64) -> int:
         """Deletes rows; repeat it if a store failed."""
@@ -403,7 +403,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
             found = self.group.partition(table)
             parts = found.parts(require_ids(found.spec, ids))
             calls = {part.shard: partial(self.group.sources[part.shard].delete, table, part.ids) for part in parts}
-            return _total_rows(found, self.group.calls.run(calls))
+            return _total_rows(found, self.group.run(calls))
 
     def table_statistics(self, table: str) -> TableStatistics:
         found = self.group.partition(table)

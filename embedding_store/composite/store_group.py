@@ -44,7 +44,6 @@ class StoreGroup(Generic[Source]):
         splits: Which of them holds which part of a table, in the same order.
         timeout_s: Seconds that a lookup waits for a commit of this process, or a change for lookups and other changes,
             before `DeadlineExceeded`.
-        calls: Makes calls to them.
         lock: Held for reading by whoever needs all of them at one version, for writing by whoever changes them.
         in_memory: Whether all are in memory, where a small call is done sooner without threads.
         tables: Those that are known to be whole.
@@ -71,7 +70,9 @@ class StoreGroup(Generic[Source]):
         if len({id(source) for source in sources}) < len(sources):
             raise BadInput("a store of several stores needs different ones: one is given twice")
         self.sources, self.splits, self.timeout_s = tuple(sources), splits, timeout_s
-        self.calls = StoreCalls(splits.stores, self._why_lost)
+        # The calling thread makes one of the calls. The executor starts threads when they are first needed.
+        others = _CALLERS * (len(sources) - 1)
+        self._threads = ThreadPoolExecutor(others, thread_name_prefix="shard") if others else None
         self.lock = ReadersWriterLock(timeout_s, "the stores")
         self.in_memory = all(isinstance(source, MemoryStore | MemoryPin) for source in sources)
         self.tables: dict[str, Partition] = {}
@@ -86,6 +87,12 @@ class StoreGroup(Generic[Source]):
         """Raises the error of whoever calls them once they are closed."""
         if self.closed:
             raise self._refusal()
+
+    def end_threads(self) -> None:
+        """Afterwards calls are made one after the other."""
+        executor, self._threads = self._threads, None
+        if executor is not None:
+            executor.shutdown(wait=True)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -103,7 +110,7 @@ class StoreGroup(Generic[Source]):
     ) -> dict[int, T]:
         """Calls some stores (None: all), and returns their answers by store."""
         numbers = range(len(self.sources)) if stores is None else stores
-        return self.calls.run({number: partial(call, self.sources[number]) for number in numbers}, together)
+        return self.run({number: partial(call, self.sources[number]) for number in numbers}, together)
 
     def versions(self) -> dict[int, int]:
         """The version of every store. Raises `ShardLost` where one is behind what all have been seen to hold."""
@@ -172,43 +179,6 @@ class StoreGroup(Generic[Source]):
                 found[name] = held
         return found
 
-    def _why_lost(self, store: int, error: ElastableError) -> str:
-        """The sign that a store has lost its rows; "" if there is none: a table may have been dropped everywhere.
-
-        Such a store may answer that it never had a version or a table.
-        """
-        if self.reached and isinstance(error, VersionError | TableNotFound):
-            found, _ = self.calls.outcomes({store: self.sources[store].version})
-            if found.get(store, reached := self.reached) < reached:
-                return _fell_back(found[store], reached)
-        if not isinstance(error, TableNotFound):
-            return ""
-        specs, _ = self.calls.outcomes({number: source.specs for number, source in enumerate(self.sources)})
-        if store not in specs:
-            return ""
-        lost = [name for name, held in self._by_table(specs).items() if store in self.splits.read(name, held)[1]]
-        return f"it lacks tables that others hold ({', '.join(lost)})" if lost else ""
-
-
-def _fell_back(version: int, reached: int) -> str:
-    return f"it is at version {version}, and was at {reached}: it was started again without its rows"
-
-
-class StoreCalls:
-    """Calls to several stores at once, one thread each. The threads live as long as their owner.
-
-    Args:
-        names: What errors call each store.
-        why_lost: (store, what it raised) -> the sign that it has lost its rows; "" if there is none.
-    """
-
-    def __init__(self, names: Sequence[str], why_lost: Callable[[int, ElastableError], str]) -> None:
-        self.names = names
-        self._why_lost = why_lost
-        # The calling thread makes one of the calls. The executor starts threads when they are first needed.
-        others = _CALLERS * (len(names) - 1)
-        self._executor = ThreadPoolExecutor(others, thread_name_prefix="shard") if others else None
-
     def outcomes(
         self, calls: Mapping[int, Callable[[], T]], together: bool = True
     ) -> tuple[dict[int, T], dict[int, Exception]]:
@@ -224,7 +194,7 @@ class StoreCalls:
         started: dict[int, Future[T]] = {}
         results: dict[int, T] = {}
         errors: dict[int, Exception] = {}
-        executor = self._executor if together else None
+        executor = self._threads if together else None
         try:
             if executor is not None:
                 for store, call in list(calls.items())[1:]:
@@ -269,7 +239,7 @@ class StoreCalls:
 
     def _named(self, store: int, error: Exception) -> Exception:
         """The error, naming the store that raised it."""
-        where = self.names[store]
+        where = self.splits.stores[store]
         if not isinstance(error, ElastableError):
             error.add_note(f"on {where}")
             return error
@@ -281,11 +251,26 @@ class StoreCalls:
             return ShardLost(f"{where} is lost: {why}")
         return type(error)(f"{where}: {error}")
 
-    def close(self) -> None:
-        """Ends the threads; afterwards calls are made one after the other."""
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=True)
+    def _why_lost(self, store: int, error: ElastableError) -> str:
+        """The sign that a store has lost its rows; "" if there is none: a table may have been dropped everywhere.
+
+        Such a store may answer that it never had a version or a table.
+        """
+        if self.reached and isinstance(error, VersionError | TableNotFound):
+            found, _ = self.outcomes({store: self.sources[store].version})
+            if found.get(store, reached := self.reached) < reached:
+                return _fell_back(found[store], reached)
+        if not isinstance(error, TableNotFound):
+            return ""
+        specs, _ = self.outcomes({number: source.specs for number, source in enumerate(self.sources)})
+        if store not in specs:
+            return ""
+        lost = [name for name, held in self._by_table(specs).items() if store in self.splits.read(name, held)[1]]
+        return f"it lacks tables that others hold ({', '.join(lost)})" if lost else ""
+
+
+def _fell_back(version: int, reached: int) -> str:
+    return f"it is at version {version}, and was at {reached}: it was started again without its rows"
 
 
 def _rank(error: Exception) -> int:

@@ -128,7 +128,7 @@ class StoreServers(PartitionedStore, ShardStore):
         """
         shares = self._shares(push)
         calls = {n: partial(self._servers[n].push_rows, share) for n, share in enumerate(shares)}
-        outcomes = set(self.group.calls.run(calls).values())
+        outcomes = set(self.group.run(calls).values())
         if RowPushOutcome.STALE in outcomes:
             return RowPushOutcome.STALE
         return RowPushOutcome.ACCEPTED if RowPushOutcome.ACCEPTED in outcomes else RowPushOutcome.DUPLICATE
@@ -221,7 +221,9 @@ class StoreServers(PartitionedStore, ShardStore):
             raise _PushesMissing(missing)
         for n, offers in found.items():
             if lacking := sorted(set(self._due(commit)).difference(offers.tables)):
-                raise StoreFailed(f"{self.group.calls.names[n]} does not say what rows it has of table {lacking[0]!r}")
+                raise StoreFailed(
+                    f"{self.group.splits.stores[n]} does not say what rows it has of table {lacking[0]!r}"
+                )
         return [found[n].tables for n in range(len(self._servers))]
 
     def _offers_of(self, commit: PushedCommit, table: str, most: int, ids: tuple[int, int] | None) -> list[RowOffer]:
@@ -237,11 +239,11 @@ class StoreServers(PartitionedStore, ShardStore):
             ) from error
 
     def _ask(self, call: Callable[[ShardServer], Answer]) -> dict[int, Answer]:
-        return self.group.calls.run({n: partial(call, server) for n, server in enumerate(self._servers)})
+        return self.group.run({n: partial(call, server) for n, server in enumerate(self._servers)})
 
     def _await(self, call: Callable[[ShardServer], Callable[[], Answer]]) -> dict[int, Answer]:
         """Makes a call to each server at once, of which the watch knows that a version waits for it."""
-        return self.group.calls.run({n: self.watch.timed(n, call(server)) for n, server in enumerate(self._servers)})
+        return self.group.run({n: self.watch.timed(n, call(server)) for n, server in enumerate(self._servers)})
 
     def _shares(self, push: RowPush) -> list[RowPush]:
         """What each server gets; all of them get something, as a sum names every push."""
@@ -309,7 +311,7 @@ def _save_rows(group: StoreGroup[Any], save: RowSave) -> SavedRows:
         )
         probe = f"{save.probe}-s{number:03d}" if save.probe else ""
         calls[number] = partial(source.save_rows, replace(save, tables=tables, probe=probe))
-    return _joined(group.calls.run(calls))
+    return _joined(group.run(calls))
 
 
 def _joined(every: Mapping[int, SavedRows]) -> SavedRows:
