@@ -1,9 +1,7 @@
 """The calls of store servers as messages and back: pushes, in frames or shared memory, versions, saved rows, status."""
 
-import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -23,6 +21,7 @@ from elastable.embedding_store.wire.channels.server_connection import ServerConn
 from elastable.embedding_store.wire.messages.frames import FrameReader, Upload, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import and_record, with_record
+from elastable.embedding_store.wire.shared.attachment import Attached
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -63,9 +62,6 @@ def read_body(
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
 
-_LOOK_AGAIN_S = 5.0
-_log = logging.getLogger(__name__)
-
 
 class SharedUpload(Generic[Message, Reply]):
     """Makes calls that hand gradients to a server. Safe to use from many threads.
@@ -84,15 +80,11 @@ class SharedUpload(Generic[Message, Reply]):
         frames: Callable[[Message, SharedChannel | None], Iterator[bytes]],
         attach: Callable[[], tuple[str, bytes]],
     ) -> None:
-        self._connection = connection
-        self._upload = upload
-        self._frames = frames
-        self._attach = attach
+        self._connection, self._upload, self._frames = connection, upload, frames
+        near, far = "gradients are laid down in memory for %s", "gradients go to %s over gRPC: %s"
+        self._attached = Attached(connection, lambda: SharedChannel(*attach()), near, far)
         self._sharing = False
         self._sending = threading.Lock()
-        self._channel: SharedChannel | None = None
-        self._look_again = 0.0
-        self._reason: str | None = None  # why gradients go over gRPC, as it was logged
 
     def share_memory(self) -> None:
         """From now on arrays are laid down in memory where the server can map it: with it a socket's copies are saved.
@@ -105,39 +97,22 @@ class SharedUpload(Generic[Message, Reply]):
         """Makes the call, again until the deadline while the server is not reached; raises what the server answers."""
         if self._sharing and self._sending.acquire(blocking=False):  # one message at a time; others go in frames
             try:
-                channel = self._channel_now()
-                if channel is not None:
+                if (channel := self._attached.find()) is not None:
                     return self._connection.call(lambda timeout: self._upload(self._frames(message, channel), timeout))
             except Unavailable:  # an OSError, too; frames would not get there either
                 raise
             except (Unsupported, OSError) as error:
-                if str(error) != self._reason:  # it is tried again every few seconds
-                    self._reason = str(error)
-                    _log.info("gradients go to %s over gRPC: %s", self._connection.address, error)
-                self.close()
+                self._attached.leave(self._attached.memory, error)
             finally:
                 self._sending.release()
         return self._connection.call(lambda timeout: self._upload(self._frames(message, None), timeout))
 
     def close(self) -> None:
         """Takes the memory back. Closing twice is harmless."""
-        channel, self._channel = self._channel, None
-        self._look_again = time.monotonic() + _LOOK_AGAIN_S  # the server may have begun anew
-        if channel is not None:
-            channel.close()
-
-    def _channel_now(self) -> SharedChannel | None:
-        """The channel, made now where it is time to try. Raises `Unsupported`, `OSError`."""
-        if self._channel is None and time.monotonic() >= self._look_again:
-            self._look_again = time.monotonic() + _LOOK_AGAIN_S
-            self._channel = SharedChannel(*self._attach())
-            self._reason = None
-            _log.info("gradients are laid down in memory for %s", self._connection.address)
-        return self._channel
+        self._attached.close()
 
 
 _MOST_SQUARES_BYTES = 128
-_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class _SlicesEntry(Protocol):

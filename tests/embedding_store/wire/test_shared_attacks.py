@@ -430,4 +430,4 @@ def test_more_processes_than_descriptors_are_set_aside_for_are_refused(store: Sh
         SharedChannel(store.attachments.name, store.attachments.token)
     assert kept[0].version() == 1
     for end in (*kept, *boxes):
-        end.close()  # type: ignore[attr-defined]
+        end.close()
