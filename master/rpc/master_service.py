@@ -146,7 +146,7 @@ def master_service(master: ServedMaster, channels: SharedChannels | None = None)
         "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
     }
-    waiting = frozenset({"LeaseTasks", "PullDense", *(("ReportGradient",) if master.pushes_wait else ())})
+    waiting = frozenset({"LeaseTasks", *(("ReportGradient",) if master.pushes_wait else ())})
     proofs = {Proof.SESSION: servicer.identities.require}
     return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready, proofs)
 

@@ -147,15 +147,6 @@ class CallRoom:
         if why:
             raise _refused(why)
 
-    @contextmanager
-    def entered(self, call: Call) -> Iterator[None]:
-        """Around a call: `enter`, and `leave` at its end."""
-        self.enter(call)
-        try:
-            yield
-        finally:
-            self.leave(call)
-
     def park(self, call: Call) -> None:
         """Counts the call as one that waits from now on, and holds no thread.
 

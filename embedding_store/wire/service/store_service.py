@@ -239,7 +239,7 @@ class StoreServicer:
             "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
             **changing,
         }
-        waiting = frozenset({"GetStoreStatus", "Lookup", "Follow"})
+        waiting = frozenset({"GetStoreStatus"})
         return Service(messages.STORE_SERVICE, handlers, self.close, frozenset(), waiting, not_ready, proofs)
 
     def close(self) -> None:
