@@ -260,9 +260,10 @@ def test_answers_that_nobody_reads_are_bounded_and_end(
         return reply
 
     handler = grpc.unary_stream_rpc_method_handler(lambda *of: iter([answer(*of)])) if streamed else unary(answer)
-    limits = CallLimits(upload_bytes=4 << 20, upload_bytes_of_a_client=of_a_client, unread_s=3.0)
+    in_all = 4 << 20
+    limits = CallLimits(upload_bytes=in_all, upload_bytes_of_a_client=of_a_client, unread_s=3.0)
     _, address = served(held, limits, Service("test.Hold", {"Work": handler}))
-    most = min(limits.most_upload_bytes, of_a_client) // len(reply)
+    most = min(in_all, of_a_client) // len(reply)
     with connected(address, begun(window=0)) as client, until_read(client) as said:
         for stream in range(1, 81, 2):
             client.sendall(call(stream, "/test.Hold/Work"))
