@@ -17,7 +17,7 @@ from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof, secret_of
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
-from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
+from elastable.embedding_store.wire.messages.store_messages import wait_seconds
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
@@ -176,7 +176,7 @@ class _MasterServicer:
 
     def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes) -> Later[Lease]:
         self.identities.require(secret, request.incarnation)
-        wait_s = _wait_s(request.wait_ms)
+        wait_s = wait_seconds("LeaseTasksRequest", request.wait_ms)
         holding = from_message(Lease, request.holding).tasks if request.HasField("holding") else None
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
         return Later(lease, partial(to_message, master_pb2.LeaseTasksReply))
@@ -184,7 +184,7 @@ class _MasterServicer:
     def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes) -> Later[DenseSnapshot | None]:
         self.identities.require(secret, request.incarnation)
         version = request.version if request.HasField("version") else None
-        wait_s = _wait_s(request.wait_ms)
+        wait_s = wait_seconds("PullDenseRequest", request.wait_ms)
         pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
         return Later(pulled, dense_frames)
 
@@ -222,12 +222,6 @@ class _MasterServicer:
 def _names(push: Push) -> tuple[str, ...]:
     """The workers in whose names a push is."""
     return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
-
-
-def _wait_s(wait_ms: int) -> float:
-    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
-        raise BadInput(f"wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f} milliseconds, and call again")
-    return wait_ms / 1000
 
 
 class SessionStreams:

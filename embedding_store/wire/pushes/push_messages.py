@@ -56,7 +56,7 @@ def read_body(
         return iter(reader.read(plan))
     reader.read(BodyPlan(message))
     message_at = SharedMessage(header.shared.channel, header.shared.stamp)
-    return iter((SharedChannels() if channels is None else channels).read(message_at, plan))
+    return iter((channels or SharedChannels()).read(message_at, plan))
 
 
 Message = TypeVar("Message")
@@ -182,8 +182,6 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
                     )
                 entry.row_squares = True
                 arrays.append(squares)
-    if channel is None:
-        return encode(header.SerializeToString(), arrays)
     return frames_of(header, arrays, channel)
 
 
@@ -217,16 +215,6 @@ def _part(entries: Sequence[store_pb2.SlicesEntry], arrays: Iterator[Array]) -> 
         if entry.row_squares:
             found[entry.table] = replace(found[entry.table], row_squares=next(arrays))
     return found
-
-
-def row_reply_to_message(reply: shards.RowPushReply) -> store_pb2.RowPushReply:
-    """The reply to a PushRows."""
-    return to_message(store_pb2.RowPushReply, reply)
-
-
-def row_reply_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushReply:
-    """The inverse of `row_reply_to_message`. Raises `BadInput` for an outcome that is not known here."""
-    return from_message(shards.RowPushReply, reply, printable)
 
 
 def measured_to_message(measured: shards.Measured) -> store_pb2.PrepareReply:
@@ -331,30 +319,6 @@ def offers_from_message(reply: store_pb2.PrepareReply) -> shards.RowOffers:
         touched = tuple(zip(entry.versions, entry.counts, strict=True))
         offers[entry.table] = shards.RowOffer(entry.rows, touched, tuple(entry.ids))
     return shards.RowOffers(offers, tuple(reply.missing))
-
-
-# The calls about rows that store servers save, as messages and back
-
-
-_WAIT_MS = 5_000
-_LONGEST_WAIT_MS = 20_000
-
-
-def save_to_message(save: shards.RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
-    """What is to be saved; `pin`: token of the pin to read, b"" for the store."""
-    return to_message(store_pb2.SaveRowsRequest, save, pin=pin, wait_ms=_WAIT_MS)
-
-
-def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[shards.RowSave, float]:
-    """The inverse of `save_to_message`, and the seconds to wait. Raises `BadInput` for a wait that is too long."""
-    if not 0 <= request.wait_ms <= _LONGEST_WAIT_MS:
-        raise BadInput(f"SaveRows: wait_ms {request.wait_ms}: at most {_LONGEST_WAIT_MS}, and ask again")
-    return from_message(shards.RowSave, request), request.wait_ms / 1000
-
-
-def saved_to_message(saved: shards.SavedRows | None) -> store_pb2.SaveRowsReply:
-    """The reply to a SaveRows; None: it is not done yet."""
-    return store_pb2.SaveRowsReply() if saved is None else to_message(store_pb2.SaveRowsReply, saved, done=True)
 
 
 # The status of a shard as a message

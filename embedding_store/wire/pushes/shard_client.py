@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from google.protobuf.message import Message
@@ -19,7 +20,7 @@ from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Creden
 from elastable.embedding_store.wire.channels.server_connection import MetadataChannel, ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.frames import Upload
-from elastable.embedding_store.wire.messages.plain_data import from_message
+from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, record_from_frames
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.pushes.push_messages import SharedUpload
@@ -28,6 +29,7 @@ from elastable.embedding_store.wire.remote_source import RemotePin
 
 Answer = TypeVar("Answer")
 
+_SAVE_MS = 5_000  # that one call of a save waits for its end
 _MOST_EARLY = 20  # answers that a save is not done, before half the time to wait has passed
 _STATUS_S = 2.0  # for its status, which the next look asks for again
 
@@ -87,7 +89,7 @@ class ShardClient(RemoteStore, shards.ShardServer):
         return self._keeps_records
 
     def push_rows(self, push: shards.RowPush) -> shards.RowPushOutcome:
-        return self.connection.decoded(messages.row_reply_from_message, self._pushes.send(push)).outcome
+        return self.connection.decoded(partial(from_message, shards.RowPushReply), self._pushes.send(push)).outcome
 
     def shard_status(self) -> shards.ShardStatus:
         request = store_pb2.StoreStatusRequest(shard=True)
@@ -143,14 +145,14 @@ class ShardClient(RemoteStore, shards.ShardServer):
 
     def save_rows(self, save: shards.RowSave, pin: bytes = b"") -> shards.SavedRows:
         """Asks until it is done, by short calls; `pin`: token of the pin whose rows are saved, b"" for the store."""
-        request, early = messages.save_to_message(save, pin), 0
+        request, early = to_message(store_pb2.SaveRowsRequest, save, pin=pin, wait_ms=_SAVE_MS), 0
         try:
             while early < _MOST_EARLY:
                 asked = time.monotonic()
                 reply = self._owner.send(self._server.SaveRows, request)
                 if reply.done:
                     return from_message(shards.SavedRows, reply)
-                early += time.monotonic() - asked < request.wait_ms / 2000
+                early += time.monotonic() - asked < _SAVE_MS / 2000
             raise errors.StoreFailed(
                 f"{self.address} answers SaveRows again and again, and does not wait as it is asked to"
             )

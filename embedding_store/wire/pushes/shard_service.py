@@ -13,6 +13,7 @@ from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupporte
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import runs_keras
 from elastable.embedding_store.shards.ownership import Claim
+from elastable.embedding_store.shards.server_contract import RowSave
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.memory_mapping import mappings_are_scarce
 from elastable.embedding_store.tables.checks import require_not_ahead
@@ -25,6 +26,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     record_frames,
     reset_from_frames,
     spec_from_message,
+    wait_seconds,
 )
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
@@ -41,6 +43,9 @@ from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
 MOST_TABLES = 10_000
 """Tables that clients may have made."""
+
+LONGEST_SAVE_S = 20.0
+"""That a call may wait for the end of a save."""
 
 _session, _owner = partial(secret_of, proof=Proof.SESSION), partial(secret_of, proof=Proof.OWNER)
 
@@ -163,7 +168,7 @@ class _ShardServicer(StoreServicer):
 
     def push_rows(self, frames: Iterator[bytes], session: bytes) -> store_pb2.RowPushReply:
         push = messages.row_push_from_frames(frames, self._channels)
-        return messages.row_reply_to_message(self._shard.push_rows(push, session))
+        return to_message(store_pb2.RowPushReply, self._shard.push_rows(push, session))
 
     def prepare(self, request: store_pb2.PrepareRequest) -> store_pb2.PrepareReply:
         if request.HasField("offer"):
@@ -193,8 +198,9 @@ class _ShardServicer(StoreServicer):
         return to_message(store_pb2.TakeChangesReply, self._shard.take_changes(request.mark, request.base))
 
     def save_rows(self, request: store_pb2.SaveRowsRequest) -> store_pb2.SaveRowsReply:
-        save, wait_s = messages.save_from_message(request)
-        return messages.saved_to_message(self._shard.save_rows(save, self.pins.source(request.pin), wait_s))
+        wait_s = wait_seconds("SaveRowsRequest", request.wait_ms, LONGEST_SAVE_S)
+        saved = self._shard.save_rows(from_message(RowSave, request), self.pins.source(request.pin), wait_s)
+        return store_pb2.SaveRowsReply() if saved is None else to_message(store_pb2.SaveRowsReply, saved, done=True)
 
 
 def _owned(handler: Handler, shard: Shard) -> Handler:

@@ -252,7 +252,7 @@ class StoreServicer:
         self._specs = {}
 
     def get_store_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> Later[None]:
-        wait_s = _wait_s("StoreStatusRequest", request.wait_ms)
+        wait_s = messages.wait_seconds("StoreStatusRequest", request.wait_ms)
         of_shard = self.status_of_shard(request, secret)
         there = self._versions.when(request.at_least, wait_s)
         return Later(there, lambda _: self._status(request, of_shard))
@@ -410,16 +410,8 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
     if len(set(tables)) < len(tables):
         raise BadInput("LookupRequest: a table is in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
-    wait_s = _wait_s("LookupRequest", header.wait_ms)
+    wait_s = messages.wait_seconds("LookupRequest", header.wait_ms)
     return ids, messages.optional(header, "version"), wait_s, header.pin
-
-
-def _wait_s(message: str, wait_ms: int) -> float:
-    if not 0 <= wait_ms <= messages.LONGEST_WAIT_S * 1000:
-        raise BadInput(
-            f"{message}: wait_ms {wait_ms}: wait from 0 to {messages.LONGEST_WAIT_S * 1000:.0f}, and call again"
-        )
-    return wait_ms / 1000
 
 
 # Calls that wait for a version of a store: one thread watches for all of them, while there are any
