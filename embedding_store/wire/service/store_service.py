@@ -433,7 +433,7 @@ class VersionWaits:
         self._store = store
         self._timers = Timers("elastable-version-waits")
         self._lock = threading.Lock()
-        self._waiting: dict[int, set[Future[None]]] = {}
+        self._waiting: dict[Future[None], int] = {}  # -> the version that is waited for
         self._watching = False
 
     def when(self, version: int, wait_s: float) -> Future[None]:
@@ -442,17 +442,14 @@ class VersionWaits:
             return at_once(None)
         result: Future[None] = Future()
         with self._lock:
-            self._waiting.setdefault(version, set()).add(result)
+            self._waiting[result] = version
             start, self._watching = not self._watching, True
         timer = self._timers.call_at(time.monotonic() + wait_s, lambda: settle(result, None))
 
         def over(_: object) -> None:
             timer.cancel()
             with self._lock:
-                waiting = self._waiting.get(version, set())
-                waiting.discard(result)
-                if not waiting:
-                    self._waiting.pop(version, None)
+                self._waiting.pop(result, None)
 
         result.add_done_callback(over)
         if start:
@@ -486,9 +483,4 @@ class VersionWaits:
     def _of(self, version: int | None) -> list[Future[None]]:
         """Those that wait for that version or one before; None: all."""
         with self._lock:
-            return [
-                result
-                for wanted, waiting in self._waiting.items()
-                if version is None or wanted <= version
-                for result in waiting
-            ]
+            return [result for result, wanted in self._waiting.items() if version is None or wanted <= version]
