@@ -182,6 +182,8 @@ def row_push_frames(push: shards.RowPush, channel: SharedChannel | None = None) 
                     )
                 entry.row_squares = True
                 arrays.append(squares)
+    if channel is None:
+        return encode(header.SerializeToString(), arrays)
     return frames_of(header, arrays, channel)
 
 
