@@ -392,22 +392,13 @@ class ShardClient(RemoteStore, contract.ShardServer):
         except errors.CheckpointError as error:
             raise errors.CheckpointError(f"store server {self.address}: {error}") from error
 
-    def commit(self, commit: Commit) -> None:
-        self._refuse_commit()
-
-    def stage(self, commit: Commit) -> Callable[[], None]:
-        self._refuse_commit()
-
-    def update(
-        self, updates: Mapping[str, TableUpdate], learning_rates: Mapping[str, float], step: int | None = None
-    ) -> int:
-        self._refuse_commit()
-
-    def _refuse_commit(self) -> NoReturn:
+    def _refuse_commit(self, *_: object, **__: object) -> NoReturn:
         raise errors.Unsupported(
             f"{self.address} is a store server, whose versions are made of what workers push there (commit_pushed); "
             "commits of whole gradients are for a parameter server (elastable serve, grpc://)"
         )
+
+    commit = stage = update = _refuse_commit
 
     def close(self) -> None:
         self._pushes.close()
