@@ -9,9 +9,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE, CommitCoordinator, recovery_version
 from elastable.embedding_store.composite.partitions import Part, Partition, SplitLookup, TableSplits
-from elastable.embedding_store.composite.store_group import StoreGroup
+from elastable.embedding_store.composite.store_group import (
+    RECORD_STORE,
+    CommitCoordinator,
+    StoreGroup,
+    recovery_version,
+)
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE
 from elastable.embedding_store.composite.composite_store import CompositeSnapshot
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.partitions import Partition
-from elastable.embedding_store.composite.store_group import StoreGroup
+from elastable.embedding_store.composite.store_group import RECORD_STORE, StoreGroup
 from elastable.embedding_store.errors import ElastableError, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.log.framing import crc32_of
 from elastable.embedding_store.measures import StoreMeasures
