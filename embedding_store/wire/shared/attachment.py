@@ -140,17 +140,19 @@ def send_packet(connection: socket.socket, packet: Packet, descriptors: Sequence
     socket.send_fds(connection, [json.dumps(packet).encode()], list(descriptors))
 
 
-def receive_packet(connection: socket.socket) -> tuple[Packet | None, list[int]]:
-    """One packet and its descriptors, which the caller closes; None if the other side has closed the connection.
+def receive_packet(connection: socket.socket) -> tuple[Packet, list[int]]:
+    """One packet and its descriptors, which the caller closes.
 
     Raises:
-        OSError: the connection failed, or nothing arrived in time.
+        OSError: the connection failed, the other side has closed it, or nothing arrived in time.
         StoreFailed: the packet is malformed.
     """
     text, descriptors, _, _ = socket.recv_fds(connection, _PACKET_BYTES, TABLE_SLABS)
+    if not text and not descriptors:
+        raise ConnectionError("the owner of the memory hung up")
     try:
-        packet = json.loads(text) if text else None
-        if not isinstance(packet, dict | None):
+        packet = json.loads(text)
+        if not isinstance(packet, dict):
             raise ValueError(f"it is a {type(packet).__name__}")
     except MALFORMED as error:
         for descriptor in descriptors:

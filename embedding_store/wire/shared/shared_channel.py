@@ -62,9 +62,9 @@ class SharedChannel(Closing):
         try:
             socket.send_fds(self._connection, [token + CHANNEL], [self._fd])
             answer, _ = receive_packet(self._connection)
-            number = None if answer is None else answer.get(CHANNEL_NUMBER)
+            number = answer.get(CHANNEL_NUMBER)
             if type(number) is not int:
-                raise ConnectionError("the owner of the memory hung up")
+                raise ConnectionError(f"the owner of the memory has {number!r} for the channel's number")
         except BaseException:
             self._connection.close()
             raise

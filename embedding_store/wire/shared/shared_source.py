@@ -175,9 +175,9 @@ class Attachment(Closing):
         self._notifications = protocol.connected(name)
         try:
             self._notifications.send(token + protocol.NOTIFICATIONS)
-            answer, descriptors = protocol.receive_packet(self._notifications)
-            if answer is None or len(descriptors) != 1:
-                raise ConnectionError("the owner of the memory hung up")
+            _, descriptors = protocol.receive_packet(self._notifications)
+            if len(descriptors) != 1:
+                raise ConnectionError(f"the owner of the memory sent {len(descriptors)} boards")
             with closing(os.fdopen(descriptors[0], "rb", buffering=0)):
                 self._board = ReadBoard(descriptors[0])
         except BaseException:
@@ -439,8 +439,6 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     """
     connection.send(token + protocol.LAYOUT)
     begin, _ = protocol.receive_packet(connection)
-    if begin is None:
-        raise ConnectionError("the owner of the memory hung up")
     generation, count = begin.get("generation"), begin.get("tables")
     if type(generation) is not int or type(count) is not int:
         raise StoreFailed("the owner of shared rows does not say how many tables there are")
@@ -448,8 +446,6 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     for _ in range(count):
         packet, descriptors = protocol.receive_packet(connection)
         try:
-            if packet is None:
-                raise ConnectionError("the owner of the memory hung up")
             table = _attached(packet, descriptors)
             tables[table.spec.name] = table
         finally:
