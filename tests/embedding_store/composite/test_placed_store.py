@@ -106,22 +106,6 @@ def test_after_a_broken_commit_only_that_one_is_accepted(three: tuple[PlacedStor
     assert everything(store) == never_failed(3)
 
 
-def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
-    first, last = FailingShard(), FailingShard()
-    store = PlacedStore({"a": first, "b": last}, {"f": "a", "m": "b", "r": "b"}, default="a")
-    create_tables(store, *SPECS.values())
-    last.failure, last.after = Unavailable("the cable"), True
-    with pytest.raises(Unavailable):
-        store.commit(step(1))
-    assert (first.version(), last.version()) == (1, 1)
-    with pytest.raises(StoreFailed, match="that very commit"):
-        store.commit(step(2))  # nobody can tell yet that version 1 is whole
-    store.commit(step(1))
-    assert everything(store) == never_failed(1)
-    with pytest.raises(StaleVersion):
-        store.commit(step(1))
-
-
 def test_a_commit_of_another_process_is_neither_taken_for_ours_nor_taken_back(redis_url: str) -> None:
     urls = [f"{redis_url}?namespace=taken{number}" for number in range(2)]
     with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"r": "b"}, "a") as store:
