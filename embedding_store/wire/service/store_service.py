@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-import grpc
 import numpy as np
 from google.protobuf.message import Message
 
@@ -25,21 +24,12 @@ from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPla
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Proof, Proofs, secret_of
+from elastable.embedding_store.wire.access.credentials import Proofs
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, FrameReader, ReplyFrames, ReplyRoom, encode
 from elastable.embedding_store.wire.messages.plain_data import to_message
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import (
-    Answer,
-    Handler,
-    Later,
-    both_ways,
-    client_of,
-    control,
-    stream,
-    upload,
-)
+from elastable.embedding_store.wire.server.handlers import Answer, Later, handlers_of
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 LONGEST_LEASE_S = 3600.0
@@ -193,17 +183,7 @@ def store_service(
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
-    changing = {call: upload(_refusing(call)) for call in ("Put", "Delete", "ResetVersion", "PushRows")}
-    for call, request in (("CreateTable", store_pb2.CreateTableRequest), ("DropTable", store_pb2.DropTableRequest)):
-        changing[call] = control(_refusing(call), request)
-    return StoreServicer(store, lookups).service(changing, not_ready, {})
-
-
-def _refusing(call: str) -> Callable[[object], Message]:
-    def refuse(request: object) -> Message:
-        raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")
-
-    return refuse
+    return _MastersStore(store, lookups).service(not_ready, {})
 
 
 class StoreServicer:
@@ -219,27 +199,15 @@ class StoreServicer:
     def __init__(self, store: EmbeddingStore, lookups: LookupCounts | None = None) -> None:
         self._store, self._lookups = store, lookups or LookupCounts()
         self.pins = ServedPins(store)
+        self.pin = self.pins.pin
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._room = ReplyRoom()
         self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
-    def service(self, changing: Mapping[str, Handler], not_ready: NotReady, proofs: Proofs) -> Service:
-        """The service, with the calls that change the store; `proofs`: as of `Service`."""
-        handlers = {
-            "GetStoreStatus": control(
-                self.get_store_status, store_pb2.StoreStatusRequest, partial(secret_of, proof=Proof.OWNER)
-            ),
-            "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
-            "Attach": control(self.attach, store_pb2.AttachRequest),
-            "Lookup": both_ways(self.lookup, client_of),
-            "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
-            "ReadRows": both_ways(self.read_rows, client_of),
-            "Follow": stream(self.follow, store_pb2.FollowRequest),
-            "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
-            **changing,
-        }
-        waiting = frozenset({"GetStoreStatus"})
+    def service(self, not_ready: NotReady, proofs: Proofs) -> Service:
+        """The service; `proofs`: as of `Service`."""
+        handlers, waiting = handlers_of(messages.STORE_SERVICE, self), frozenset({"GetStoreStatus"})
         return Service(messages.STORE_SERVICE, handlers, self.close, frozenset(), waiting, not_ready, proofs)
 
     def close(self) -> None:
@@ -251,14 +219,14 @@ class StoreServicer:
         """Call it after a table was dropped."""
         self._specs = {}
 
-    def get_store_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> Later[None]:
+    def get_store_status(self, request: store_pb2.StoreStatusRequest, owner: bytes) -> Later[None]:
         wait_s = messages.wait_seconds("StoreStatusRequest", request.wait_ms)
-        of_shard = self.status_of_shard(request, secret)
+        of_shard = self.status_of_shard(request, owner)
         there = self._versions.when(request.at_least, wait_s)
         return Later(there, lambda _: self._status(request, of_shard))
 
-    def status_of_shard(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
-        """What only store servers say, to a caller with that secret. Raises `Unsupported` where there is nothing."""
+    def status_of_shard(self, request: store_pb2.StoreStatusRequest, owner: bytes) -> store_pb2.StoreStatus:
+        """What only store servers say; `owner`: what the caller shows. Raises `Unsupported` where there is nothing."""
         if request.owner or request.shard or request.owned:
             raise Unsupported("GetStoreStatus: this is no store server, and has neither an owner nor a share of a job")
         return store_pb2.StoreStatus()
@@ -327,8 +295,8 @@ class StoreServicer:
     def lookup(self, frames: Iterator[bytes], client: str) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, client, lambda replies: replies)
 
-    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Answer:
-        return self._reply((frame,), ONE_FRAME_BYTES, client_of(context), _only_frame).at_once()
+    def lookup_small(self, frame: bytes, client: str) -> Answer:
+        return self._reply((frame,), ONE_FRAME_BYTES, client, _only_frame).at_once()
 
     def _reply(
         self, frames: Iterable[bytes], limit: int, client: str, answer: Callable[[Iterator[bytes]], Answer]
@@ -383,6 +351,19 @@ class StoreServicer:
                 if table not in specs:
                     raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
         return specs
+
+
+class _MastersStore(StoreServicer):
+    """Of the store of a job's master: refuses what would change it."""
+
+    def __init__(self, store: EmbeddingStore, lookups: LookupCounts | None) -> None:
+        super().__init__(store, lookups)
+        for call in ("create_table", "drop_table", "put", "delete", "reset_version", "push_rows"):
+            setattr(self, call, partial(_refuse, call.title().replace("_", "")))
+
+
+def _refuse(call: str, request: object) -> Message:
+    raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")
 
 
 def _only_frame(replies: Iterator[bytes]) -> bytes:
