@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partialmethod
 from threading import Event, Lock
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY
 from elastable.embedding_store.support.address import Address
@@ -34,7 +35,7 @@ _Callback = Callable[[grpc.ChannelConnectivity], None]
 _Metadata = tuple[tuple[str, str | bytes], ...]
 
 
-class CallChannel(grpc.Channel):
+class CallChannel(Closing, grpc.Channel):
     """Calls one of several servers: the one that answered last.
 
     Calls under way, streams among them, stay where they began. Its calls are plain functions without gRPC's other ways
@@ -80,12 +81,6 @@ class CallChannel(grpc.Channel):
         """Closes all channels. Closing twice is harmless."""
         for channel in self._channels:
             channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _call(self, shape: str, /, *method: object, **settings: object) -> Call:
         calls: dict[int, Call] = {}
@@ -207,7 +202,7 @@ def answered(answer: Answer | None) -> Answer:
     return answer
 
 
-class ServerConnection:
+class ServerConnection(Closing):
     """One channel, and the rule of every call on it: repeat until the deadline, then say so.
 
     A server may be at one of several addresses, one at a time: a call that does not reach it at one is repeated at the

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
@@ -19,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, PermissionDenied, Unauthenticated
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
@@ -92,7 +93,7 @@ class Service:
     of_known: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
 
-class GrpcServer:
+class GrpcServer(Closing):
     """Serves some services, with health, from construction to `stop`; with reflection where nothing secures it.
 
     Args:
@@ -185,10 +186,7 @@ class GrpcServer:
         self._guard.close()
         self._pool.shutdown(wait=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.stop()
 
 

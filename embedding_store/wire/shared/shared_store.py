@@ -427,20 +427,15 @@ class SharedMemoryStore(MemoryStore):
         self._announced_generation = self._slabs.generation
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
-        self._attachments = AttachmentServer(self._board.fd, self._layout)
+        self.attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
         self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
         self._tidier.start()
 
     @property
-    def attachments(self) -> AttachmentServer:
-        """The server that passes the memory to other processes."""
-        return self._attachments
-
-    @property
     def channels(self) -> SharedChannels:
         """What processes of this host have to send, where they have handed their memory over."""
-        return self._attachments.channels
+        return self.attachments.channels
 
     def make_huge(self) -> None:
         """Moves the rows that there are to huge pages now; a thread of the store does so by and by.
@@ -460,16 +455,16 @@ class SharedMemoryStore(MemoryStore):
             self._closing.set()
             self._tidier.join(_END_S)
             super().close()
-            self._attachments.close()
+            self.attachments.close()
             self._board.close()
 
     def _show_ahead(self, version: int) -> bool:
-        if not self._attachments.attached:
+        if not self.attachments.attached:
             return False
         if self._slabs.generation != self._announced_generation or self._lies() != self._laid_out:
             return False  # readers have to ask where rows lie now, which waits for the lock
         self._board.ahead(version)
-        self._attachments.notify()
+        self.attachments.notify()
         return True
 
     def _announce(self) -> None:
@@ -487,7 +482,7 @@ class SharedMemoryStore(MemoryStore):
             self._laid_out = laid_out
         self._announced_generation = self._slabs.generation
         self._board.end(self.version(), self._announced_generation)
-        self._attachments.notify()
+        self.attachments.notify()
 
     def _lies(self) -> dict[str, tuple[MemoryTable, bool]]:
         """Of every table: whether not all of it is in shared memory."""
