@@ -124,10 +124,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         with self.group.lock.reading():
             found = self.group.partition(table)
             parts = found.parts(require_ids(found.spec, ids))
-            answers = self.group.run(
-                {part.shard: partial(self.group.sources[part.shard].read_rows, table, part.ids) for part in parts}
-            )
-        read = {part.shard: answers[part.shard] for part in parts}
+            read = self.group.of_parts(parts, lambda store, part: store.read_rows(table, part.ids))
         if not found.whole_rows:
             return found.joined(list(read.values()))
         blocks = [replace(block, ids=found.whole_ids(shard, block.ids)) for shard, block in read.items()]
@@ -395,19 +392,18 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         for given in blocks:
             block = require_block(found.spec, optimizer, given)
 
-            def put(part: Part, block: RowBlock = block) -> None:
-                self.group.sources[part.shard].put(table, [found.block(part, block)])
+            def put(store: EmbeddingStore, part: Part, block: RowBlock = block) -> None:
+                store.put(table, [found.block(part, block)])
 
             with self.group.alone(), self.group.lock.writing():
-                self.group.run({part.shard: partial(put, part) for part in found.parts(block.ids)})
+                self.group.of_parts(found.parts(block.ids), put)
 
     def delete(self, table: str, ids: Int64) -> int:
         """Deletes rows; repeat it if a store failed."""
         with self.group.alone(), self.group.lock.writing():
             found = self.group.partition(table)
             parts = found.parts(require_ids(found.spec, ids))
-            calls = {part.shard: partial(self.group.sources[part.shard].delete, table, part.ids) for part in parts}
-            return _total_rows(found, self.group.run(calls))
+            return _total_rows(found, self.group.of_parts(parts, lambda store, part: store.delete(table, part.ids)))
 
     def table_statistics(self, table: str) -> TableStatistics:
         found = self.group.partition(table)

@@ -88,7 +88,6 @@ class StoreGroup(Generic[Source]):
         self.reached = 0
         self.closed = False
         self._refusal = refusal
-        self._reloading = threading.Lock()
         self._changing = threading.Lock()
 
     def require_open(self) -> None:
@@ -119,6 +118,10 @@ class StoreGroup(Generic[Source]):
         """Calls some stores (None: all), and returns their answers by store."""
         numbers = range(len(self.sources)) if stores is None else stores
         return self.run({number: partial(call, self.sources[number]) for number in numbers}, together)
+
+    def of_parts(self, parts: Iterable[Part], call: Callable[[Source, Part], T]) -> dict[int, T]:
+        """Calls the stores of some parts with them."""
+        return self.run({part.shard: partial(call, self.sources[part.shard], part) for part in parts})
 
     def versions(self) -> dict[int, int]:
         """The version of every store. Raises `ShardLost` where one is behind what all have been seen to hold."""
@@ -164,14 +167,11 @@ class StoreGroup(Generic[Source]):
     def reload(self) -> None:
         """Reads from the stores which tables there are; one of which a store lacks its part is left out."""
         found = {name: self.splits.read(name, held) for name, held in self.held().items()}
-        whole = {name: table for name, (table, lacking) in found.items() if not lacking}
-        with self._reloading:
-            self.tables = whole
+        self.tables = {name: table for name, (table, lacking) in found.items() if not lacking}
 
     def forget(self) -> None:
         """The tables are read again when they are next needed."""
-        with self._reloading:
-            self.tables = {}
+        self.tables = {}
 
     def held(self) -> dict[str, list[TableSpec | None]]:
         """What each store holds of each table."""

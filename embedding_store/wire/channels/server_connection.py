@@ -85,12 +85,14 @@ class CallChannel(Closing, grpc.Channel):
     def _call(self, shape: str, /, *method: object, **settings: object) -> Call:
         calls: dict[int, Call] = {}
 
-        def call(*arguments: object, metadata: Iterable[tuple[str, str | bytes]] = (), **options: object) -> object:
+        def call(
+            *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
+        ) -> object:
             number = self.at
             made = calls.get(number)
             if made is None:
                 made = calls.setdefault(number, getattr(self._channels[number], shape)(*method, **settings))
-            return made(*arguments, metadata=(*self.entries(), *metadata), **options)
+            return made(*arguments, metadata=(*self.entries(), *(metadata or ())), **options)
 
         return call
 
