@@ -359,12 +359,8 @@ class ShardClient(RemoteStore, contract.ShardServer):
         return int(self.send_reset(None, version, take_back=True).rows)
 
     def record(self) -> bytes | None:
-        request = store_pb2.ReadRecordRequest()
-
-        def attempt(timeout: float) -> bytes | None:
-            return self.connection.decoded(messages.record_from_frames, self._record_frames(request, timeout=timeout))
-
-        return self._owner.call(attempt)
+        read, request = partial(self.connection.decoded, messages.record_from_frames), store_pb2.ReadRecordRequest()
+        return self._owner.call(lambda timeout: read(self._record_frames(request, timeout=timeout)))
 
     def reset_version(self, version: int, record: bytes | None = None, force: bool = False) -> None:
         self.send_reset(record, version, force=force)

@@ -270,27 +270,22 @@ class StoreServicer:
         if (len(ids) and (header.block_rows or header.state)) or (header.block_rows and header.state):
             raise BadInput("ReadRows: ids, block_rows or state: ask for one of them")
         if header.state:
-            return self._state(table, source, client)
+            admission = self._specs_of((table,))[table].admission
+            size = 0 if admission is None else 2 * admission.counters
+            return self._sent(size, client, lambda: messages.state_frames(table, source.table_state(table)))
         row_bytes = self._row_bytes(table)
         if header.block_rows:
             rows = min(header.block_rows, max(1, _BLOCK_BYTES // row_bytes))
-            return self._blocks(table, source, rows, rows * row_bytes, client)
-        _refuse_long_reply("ReadRows", len(ids) * row_bytes, MAX_BODY_BYTES)
-        return self._rows_of(table, source, ids, len(ids) * row_bytes, client)
+            blocks = (messages.block_frames(table, block) for block in source.scan(table, rows))
+            return self._sent(rows * row_bytes, client, lambda: chain.from_iterable(blocks))
+        size = len(ids) * row_bytes
+        _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
+        return self._sent(size, client, lambda: messages.block_frames(table, source.read_rows(table, ids)))
 
-    def _state(self, table: str, source: Snapshot, client: str) -> Iterator[bytes]:
-        spec = self._specs_of((table,))[table]
-        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters, client):
-            yield from messages.state_frames(table, source.table_state(table))
-
-    def _blocks(self, table: str, source: Snapshot, rows: int, size: int, client: str) -> Iterator[bytes]:
+    def _sent(self, size: int, client: str, frames: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        """Frames of a reply, once there is room for it."""
         with self._room.taken(size, client):
-            for block in source.scan(table, rows):
-                yield from messages.block_frames(table, block)
-
-    def _rows_of(self, table: str, source: Snapshot, ids: Int64, size: int, client: str) -> Iterator[bytes]:
-        with self._room.taken(size, client):
-            yield from messages.block_frames(table, source.read_rows(table, ids))
+            yield from frames()
 
     def lookup(self, frames: Iterator[bytes], client: str) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, client, lambda replies: replies)
@@ -328,13 +323,8 @@ class StoreServicer:
         for table, wanted in ids.items():
             require_ids(specs[table], wanted)  # here, as the store only sees pieces of them
             header.tables.add(table=table, count=len(wanted), dim=specs[table].dim, dtype="float32")
-        dims = {table: specs[table].dim for table in ids}
-
-        def gathered() -> Iterator[bytes]:
-            with self._room.taken(size, client):
-                yield from ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
-
-        return gathered()
+        dims, said = {table: specs[table].dim for table in ids}, header.SerializeToString()
+        return self._sent(size, client, lambda: ReplyFrames(said, ids, dims).filled(source, version, self._gatherers))
 
     def _row_bytes(self, table: str) -> int:
         """Bytes of a row with its slots, on the wire."""
