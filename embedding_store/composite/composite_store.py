@@ -142,33 +142,25 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """Each block is of one version; a commit between two blocks shows in the later one."""
-        found = self.group.partition(table)
-        block_rows = require_block_rows(block_rows)
-        return self._scan_rows(found, block_rows) if found.whole_rows else self._scan_columns(found, block_rows)
+        return self._scan(self.group.partition(table), require_block_rows(block_rows))
 
-    def _scan_rows(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
-        for store in table.holders:
-            blocks = self.group.sources[store].scan(table.spec.name, block_rows)
+    def _scan(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
+        """The blocks of every store; where each has a part of all rows, those of the first, joined with the others'."""
+        name, leading = table.spec.name, table.holders if table.whole_rows else table.holders[:1]
+        others = [store for store in table.holders if store not in leading]
+        for store in leading:
+            blocks = self.group.sources[store].scan(name, block_rows)
             while True:
                 with self.group.lock.reading():
                     block = self.group.run({store: partial(next, blocks, None)})[store]
-                if block is None:
-                    break
-                yield replace(block, ids=table.whole_ids(store, block.ids))
-
-    def _scan_columns(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
-        """The blocks of the first store, joined with the same rows of the others."""
-        name, (first, *others) = table.spec.name, table.holders
-        scan = self.group.sources[first].scan(name, block_rows)
-        while True:
-            with self.group.lock.reading():
-                leading = self.group.run({first: partial(next, scan, None)})[first]
-                if leading is None:
-                    return
-                read = self.group.each(methodcaller("read_rows", name, leading.ids), others)
-                leading, blocks = _common(leading, [read[store] for store in others])
-            if len(leading.ids):
-                yield table.joined([leading, *blocks])
+                    if block is None:
+                        break
+                    read = self.group.each(methodcaller("read_rows", name, block.ids), others)
+                    block, parts = _common(block, [read[other] for other in others])
+                if table.whole_rows:
+                    yield replace(block, ids=table.whole_ids(store, block.ids))
+                elif len(block.ids):
+                    yield table.joined([block, *parts])
 
 
 def _total_rows(table: Partition, counts: Mapping[int, int]) -> int:
