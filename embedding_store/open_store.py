@@ -39,8 +39,7 @@ from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore, ShardClient
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore

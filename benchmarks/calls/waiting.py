@@ -217,7 +217,7 @@ async def _serve_aio() -> None:
 
         async def lookup(frame: bytes, context: grpc.ServicerContext) -> object:
             sent: Any = dict(context.invocation_metadata())
-            return rows.lookup_small(sent.get(REQUEST_KEY, frame), context)
+            return rows.lookup_small(sent.get(REQUEST_KEY, frame), context.peer())
 
         async def lookup_many(frames: AsyncIterator[bytes], context: grpc.ServicerContext) -> AsyncIterator[bytes]:
             """Rows are gathered in other threads: whatever takes long in the loop's delays all other calls."""

@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.store_url import server_addresses
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import DenseSnapshot, JobSpec, Task, Tensor, WorkerIdentity

@@ -21,7 +21,7 @@ from elastable.embedding_store.log.inspection import LogReport, inspect_log
 from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.tiers.redis.redis_log import inspect_redis_log, truncate_redis_log
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.jobs.options import StoreServerOptions, deadline
 from elastable.master.model.wrapping_optimizers import register_job_optimizers
 from elastable.output.progress_bars import JobConsole

@@ -26,7 +26,7 @@ from elastable.embedding_store.shards.server_contract import ShardStore
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
 from elastable.embedding_store.wire.access.credentials import Credentials
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.jobs.options import WorkerOptions
 from elastable.jobs.servers.finding import Peers

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.messages.frames import refuse_many_entries
 from elastable.embedding_store.wire.server.grpc_server import Service
-from elastable.embedding_store.wire.server.handlers import Later, control
+from elastable.embedding_store.wire.server.handlers import Later, handlers_of
 from elastable.serving.batches import Prediction
 from elastable.serving.protocols import message_reply, message_request, metadata
 from elastable.serving.service import LARGEST_BODY, PredictionService
@@ -18,22 +18,9 @@ from elastable.serving.v1 import inference_pb2 as pb
 
 def inference_service(predictions: PredictionService) -> Service:
     """`inference.GRPCInferenceService`, of what `predictions` answers."""
-    calls = _Calls(predictions)
-    server = pb.ServerMetadataResponse(name="elastable", version="2")
-    handlers = {
-        "ServerLive": control(lambda _: pb.ServerLiveResponse(live=True), pb.ServerLiveRequest),
-        "ServerReady": control(calls.server_ready, pb.ServerReadyRequest),
-        "ServerMetadata": control(lambda _: server, pb.ServerMetadataRequest),
-        "ModelReady": control(calls.model_ready, pb.ModelReadyRequest, _itself),
-        "ModelMetadata": control(calls.metadata, pb.ModelMetadataRequest, _itself),
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(calls.infer),  # longer than messages of `control`
-    }
     name = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+    handlers = handlers_of(name, _Calls(predictions))
     return Service(name, handlers, waiting=frozenset({"ModelInfer"}), not_ready=predictions.why_not_ready)
-
-
-def _itself(context: grpc.ServicerContext) -> grpc.ServicerContext:
-    return context
 
 
 class _Calls:
@@ -42,6 +29,12 @@ class _Calls:
     def __init__(self, predictions: PredictionService) -> None:
         self._predictions, self._predictor = predictions, predictions.predictor
 
+    def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name="elastable", version="2")
+
     def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._predictions.why_not_ready() is None)
 
@@ -49,12 +42,14 @@ class _Calls:
         self._require(request.name, request.version, self._predictor.version, context)
         return pb.ModelReadyResponse(ready=self._predictions.why_not_ready() is None)
 
-    def metadata(self, request: pb.ModelMetadataRequest, context: grpc.ServicerContext) -> pb.ModelMetadataResponse:
+    def model_metadata(
+        self, request: pb.ModelMetadataRequest, context: grpc.ServicerContext
+    ) -> pb.ModelMetadataResponse:
         it = self._predictor
         self._require(request.name, request.version, it.version, context)
         return ParseDict(metadata(it.name, it.version, it.inputs, it.outputs), pb.ModelMetadataResponse())
 
-    def infer(self, message: bytes, context: grpc.ServicerContext) -> Later[Prediction]:
+    def model_infer(self, message: bytes, context: grpc.ServicerContext) -> Later[Prediction]:
         began, it = time.monotonic(), self._predictor
         if len(message) > LARGEST_BODY:
             raise BadInput(f"a request of {len(message)} bytes; it has at most {LARGEST_BODY}")

@@ -9,9 +9,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE, CommitCoordinator, recovery_version
 from elastable.embedding_store.composite.partitions import Part, Partition, SplitLookup, TableSplits
-from elastable.embedding_store.composite.store_group import StoreGroup
+from elastable.embedding_store.composite.store_group import (
+    RECORD_STORE,
+    CommitCoordinator,
+    StoreGroup,
+    recovery_version,
+)
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import Commit, FlushStatus, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource
@@ -86,7 +90,7 @@ class CompositeSource(RowSource, Generic[Source]):
             sources = self.group.sources
             stores = lookup.asked if version is None else range(len(sources))
             calls = {n: partial(sources[n].lookup_into, lookup.asked.get(n, []), version, split) for n in stores}
-            self.group.calls.run(calls, together=not self.group.in_memory or lookup.values > _FEW_VALUES)
+            self.group.run(calls, together=not self.group.in_memory or lookup.values > _FEW_VALUES)
             lookup.finish()
         for number, asked in lookup.asked.items():
             for each in asked:
@@ -103,7 +107,7 @@ class CompositeSource(RowSource, Generic[Source]):
 
     def close(self) -> None:
         self.group.closed = True
-        self.group.calls.close()
+        self.group.end_threads()
         for source in self.group.sources:
             source.close()
 
@@ -120,10 +124,7 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         with self.group.lock.reading():
             found = self.group.partition(table)
             parts = found.parts(require_ids(found.spec, ids))
-            answers = self.group.calls.run(
-                {part.shard: partial(self.group.sources[part.shard].read_rows, table, part.ids) for part in parts}
-            )
-        read = {part.shard: answers[part.shard] for part in parts}
+            read = self.group.of_parts(parts, lambda store, part: store.read_rows(table, part.ids))
         if not found.whole_rows:
             return found.joined(list(read.values()))
         blocks = [replace(block, ids=found.whole_ids(shard, block.ids)) for shard, block in read.items()]
@@ -141,33 +142,25 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """Each block is of one version; a commit between two blocks shows in the later one."""
-        found = self.group.partition(table)
-        block_rows = require_block_rows(block_rows)
-        return self._scan_rows(found, block_rows) if found.whole_rows else self._scan_columns(found, block_rows)
+        return self._scan(self.group.partition(table), require_block_rows(block_rows))
 
-    def _scan_rows(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
-        for store in table.holders:
-            blocks = self.group.sources[store].scan(table.spec.name, block_rows)
+    def _scan(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
+        """The blocks of every store; where each has a part of all rows, those of the first, joined with the others'."""
+        name, leading = table.spec.name, table.holders if table.whole_rows else table.holders[:1]
+        others = [store for store in table.holders if store not in leading]
+        for store in leading:
+            blocks = self.group.sources[store].scan(name, block_rows)
             while True:
                 with self.group.lock.reading():
-                    block = self.group.calls.run({store: partial(next, blocks, None)})[store]
-                if block is None:
-                    break
-                yield replace(block, ids=table.whole_ids(store, block.ids))
-
-    def _scan_columns(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
-        """The blocks of the first store, joined with the same rows of the others."""
-        name, (first, *others) = table.spec.name, table.holders
-        scan = self.group.sources[first].scan(name, block_rows)
-        while True:
-            with self.group.lock.reading():
-                leading = self.group.calls.run({first: partial(next, scan, None)})[first]
-                if leading is None:
-                    return
-                read = self.group.each(methodcaller("read_rows", name, leading.ids), others)
-                leading, blocks = _common(leading, [read[store] for store in others])
-            if len(leading.ids):
-                yield table.joined([leading, *blocks])
+                    block = self.group.run({store: partial(next, blocks, None)})[store]
+                    if block is None:
+                        break
+                    read = self.group.each(methodcaller("read_rows", name, block.ids), others)
+                    block, parts = _common(block, [read[other] for other in others])
+                if table.whole_rows:
+                    yield replace(block, ids=table.whole_ids(store, block.ids))
+                elif len(block.ids):
+                    yield table.joined([block, *parts])
 
 
 def _total_rows(table: Partition, counts: Mapping[int, int]) -> int:
@@ -224,7 +217,7 @@ class CompositeSnapshot(CompositeReads[Snapshot]):
             try:
                 self.group.each(lambda pin: pin.close())
             finally:
-                self.group.calls.close()
+                self.group.end_threads()
 
 
 class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
@@ -280,12 +273,12 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
                 for number, part in enumerate(table.shards)
                 if part is not None
             }
-            created, errors = self.group.calls.outcomes(calls)
+            created, errors = self.group.outcomes(calls)
             if errors:
                 # A store refused its part: what is new on the others is dropped again.
                 drops = {n: partial(self.group.sources[n].drop_table, spec.name) for n, new in created.items() if new}
-                self.group.calls.outcomes(drops)
-                self.group.calls.raise_first(errors)
+                self.group.outcomes(drops)
+                self.group.raise_first(errors)
             self.group.reload()
             return True
 
@@ -360,10 +353,10 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         with self.group.alone():
             wanted = self.group.require_one_version() if version is None else version
             calls = {number: partial(store.pin, wanted, lease_s) for number, store in enumerate(self.group.sources)}
-            pins, errors = self.group.calls.outcomes(calls)
+            pins, errors = self.group.outcomes(calls)
             if errors:
-                self.group.calls.outcomes({number: pin.close for number, pin in pins.items()})
-                self.group.calls.raise_first(errors)
+                self.group.outcomes({number: pin.close for number, pin in pins.items()})
+                self.group.raise_first(errors)
         return self.snapshot([*map(pins.__getitem__, calls)], self.group.splits, wanted, self.group.timeout_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
@@ -376,7 +369,7 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
                 found = self.group.partition(name)
                 for part in found.parts(require_ids(found.spec, of)):
                     wanted.setdefault(part.shard, {})[name] = part.ids
-        self.group.calls.run({n: partial(self.group.sources[n].read_ahead, of) for n, of in wanted.items()})
+        self.group.run({n: partial(self.group.sources[n].read_ahead, of) for n, of in wanted.items()})
 
     def flush_status(self) -> FlushStatus | None:
         return FlushStatus.of_all([*self.group.each(lambda store: store.flush_status(), together=False).values()])
@@ -391,19 +384,18 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         for given in blocks:
             block = require_block(found.spec, optimizer, given)
 
-            def put(part: Part, block: RowBlock = block) -> None:
-                self.group.sources[part.shard].put(table, [found.block(part, block)])
+            def put(store: EmbeddingStore, part: Part, block: RowBlock = block) -> None:
+                store.put(table, [found.block(part, block)])
 
             with self.group.alone(), self.group.lock.writing():
-                self.group.calls.run({part.shard: partial(put, part) for part in found.parts(block.ids)})
+                self.group.of_parts(found.parts(block.ids), put)
 
     def delete(self, table: str, ids: Int64) -> int:
         """Deletes rows; repeat it if a store failed."""
         with self.group.alone(), self.group.lock.writing():
             found = self.group.partition(table)
             parts = found.parts(require_ids(found.spec, ids))
-            calls = {part.shard: partial(self.group.sources[part.shard].delete, table, part.ids) for part in parts}
-            return _total_rows(found, self.group.calls.run(calls))
+            return _total_rows(found, self.group.of_parts(parts, lambda store, part: store.delete(table, part.ids)))
 
     def table_statistics(self, table: str) -> TableStatistics:
         found = self.group.partition(table)

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from elastable.embedding_store.composite.commit_coordinator import RECORD_STORE
 from elastable.embedding_store.composite.composite_store import CompositeSnapshot
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.partitions import Partition
-from elastable.embedding_store.composite.store_group import StoreGroup
+from elastable.embedding_store.composite.store_group import RECORD_STORE, StoreGroup
 from elastable.embedding_store.errors import ElastableError, ShardLost, StoreFailed, VersionError
 from elastable.embedding_store.log.framing import crc32_of
 from elastable.embedding_store.measures import StoreMeasures
@@ -46,17 +45,34 @@ Answer = TypeVar("Answer")
 _SUMMED = ("rows", "bytes", "wanted_rows", "read_rows", "log_bytes", "pushed_bytes")
 
 
-class ServersSnapshot(CompositeSnapshot, ServedRows):
-    """One version, pinned on every server; see `CompositeSnapshot`."""
+class _SavedByServers(ServedRows):
+    """Rows that every server saves, of what it holds itself."""
+
+    group: StoreGroup[Any]
 
     def saves(self, table: str) -> bool:
         return self.group.partition(table).whole_rows
 
     def save_rows(self, save: RowSave) -> SavedRows:
-        return _save_rows(self.group, save)
+        """All servers have ended when this returns or raises."""
+        holders = {of.table: self.group.partition(of.table).holders for of in save.tables}
+        calls: dict[int, Callable[[], SavedRows]] = {}
+        for number, source in enumerate(self.group.sources):
+            if not isinstance(source, ServedRows):
+                raise StoreFailed(f"{self.group.splits.stores[number]} is no store server")
+            tables = tuple(
+                replace(of, prefix=f"{of.prefix}-s{number:03d}") for of in save.tables if number in holders[of.table]
+            )
+            probe = f"{save.probe}-s{number:03d}" if save.probe else ""
+            calls[number] = partial(source.save_rows, replace(save, tables=tables, probe=probe))
+        return _joined(self.group.run(calls))
 
 
-class StoreServers(PartitionedStore, ShardStore):
+class ServersSnapshot(CompositeSnapshot, _SavedByServers):
+    """One version, pinned on every server; see `CompositeSnapshot`."""
+
+
+class StoreServers(PartitionedStore, _SavedByServers, ShardStore):
     """Store servers as one store, each of which holds every n-th id of every table, or some columns of all of its rows.
 
     A version counts once all of them have logged it, and so no process decides alone: whoever looks after a crash sees
@@ -128,7 +144,7 @@ class StoreServers(PartitionedStore, ShardStore):
         """
         shares = self._shares(push)
         calls = {n: partial(self._servers[n].push_rows, share) for n, share in enumerate(shares)}
-        outcomes = set(self.group.calls.run(calls).values())
+        outcomes = set(self.group.run(calls).values())
         if RowPushOutcome.STALE in outcomes:
             return RowPushOutcome.STALE
         return RowPushOutcome.ACCEPTED if RowPushOutcome.ACCEPTED in outcomes else RowPushOutcome.DUPLICATE
@@ -143,12 +159,6 @@ class StoreServers(PartitionedStore, ShardStore):
         version = min(of_server.version for of_server in found)
         commits = StoreMeasures.of_all([StoreMeasures(of_server.commits) for of_server in found]).commits
         return ShardStatus(version, flush_lag=lag, failure=failure, store=stores, commits=commits, **totals)
-
-    def saves(self, table: str) -> bool:
-        return self.group.partition(table).whole_rows
-
-    def save_rows(self, save: RowSave) -> SavedRows:
-        return _save_rows(self.group, save)
 
     def measure(self, sums: RowSums) -> Measured:
         return _measured_together(list(self._await(lambda server: partial(server.measure, sums)).values()))
@@ -221,7 +231,9 @@ class StoreServers(PartitionedStore, ShardStore):
             raise _PushesMissing(missing)
         for n, offers in found.items():
             if lacking := sorted(set(self._due(commit)).difference(offers.tables)):
-                raise StoreFailed(f"{self.group.calls.names[n]} does not say what rows it has of table {lacking[0]!r}")
+                raise StoreFailed(
+                    f"{self.group.splits.stores[n]} does not say what rows it has of table {lacking[0]!r}"
+                )
         return [found[n].tables for n in range(len(self._servers))]
 
     def _offers_of(self, commit: PushedCommit, table: str, most: int, ids: tuple[int, int] | None) -> list[RowOffer]:
@@ -237,11 +249,11 @@ class StoreServers(PartitionedStore, ShardStore):
             ) from error
 
     def _ask(self, call: Callable[[ShardServer], Answer]) -> dict[int, Answer]:
-        return self.group.calls.run({n: partial(call, server) for n, server in enumerate(self._servers)})
+        return self.group.run({n: partial(call, server) for n, server in enumerate(self._servers)})
 
     def _await(self, call: Callable[[ShardServer], Callable[[], Answer]]) -> dict[int, Answer]:
         """Makes a call to each server at once, of which the watch knows that a version waits for it."""
-        return self.group.calls.run({n: self.watch.timed(n, call(server)) for n, server in enumerate(self._servers)})
+        return self.group.run({n: self.watch.timed(n, call(server)) for n, server in enumerate(self._servers)})
 
     def _shares(self, push: RowPush) -> list[RowPush]:
         """What each server gets; all of them get something, as a sum names every push."""
@@ -295,21 +307,6 @@ def _measured_together(every: Sequence[Measured]) -> Measured:
 def _union(every: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """All of them, each once, in order."""
     return tuple(sorted({number for numbers in every for number in numbers}))
-
-
-def _save_rows(group: StoreGroup[Any], save: RowSave) -> SavedRows:
-    """Has every server save what it holds; all of them have ended when this returns or raises."""
-    holders = {of.table: group.partition(of.table).holders for of in save.tables}
-    calls: dict[int, Callable[[], SavedRows]] = {}
-    for number, source in enumerate(group.sources):
-        if not isinstance(source, ServedRows):
-            raise StoreFailed(f"{group.splits.stores[number]} is no store server")
-        tables = tuple(
-            replace(of, prefix=f"{of.prefix}-s{number:03d}") for of in save.tables if number in holders[of.table]
-        )
-        probe = f"{save.probe}-s{number:03d}" if save.probe else ""
-        calls[number] = partial(source.save_rows, replace(save, tables=tables, probe=probe))
-    return _joined(group.calls.run(calls))
 
 
 def _joined(every: Mapping[int, SavedRows]) -> SavedRows:

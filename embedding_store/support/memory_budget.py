@@ -11,6 +11,7 @@ _LEAST_DIRECT = 1 << 30
 _SHARE = 8
 _BEFORE_IMAGES = 4
 _LEAST_BUDGET = 1 << 30
+_LEAST_HELD = 1 << 30
 _BUDGET = 4
 
 
@@ -97,3 +98,36 @@ def even_shares(needs: Sequence[int], total: int) -> list[int]:
         shares[index] = min(needs[index], left // (len(waiting) + 1))
         left -= shares[index]
     return shares
+
+
+class HeldBytes:
+    """Bytes that a server holds for its clients: of each, and of all. Callers do the locking.
+
+    Args:
+        most: Of all; None: an eighth of the memory here, at least 1 GiB.
+        of_a_client: Of one; None: half of that.
+    """
+
+    def __init__(self, most: int | None = None, of_a_client: int | None = None) -> None:
+        self._most = max(_LEAST_HELD, memory_limit() // _SHARE) if most is None else most
+        self._of_a_client = self._most // 2 if of_a_client is None else of_a_client
+        self._held: dict[str, int] = {}
+
+    def held(self, client: str) -> int:
+        """Of a client; of "" all."""
+        return self._held.get(client, 0)
+
+    def full(self, client: str, size: int = 0) -> str | None:
+        """Whose bytes leave no room for so many more, a client or ""; None: there is room, as for any alone."""
+        for of, most in (("", self._most), (client, self._of_a_client)) if client else (("", self._most),):
+            if (held := self._held.get(of, 0)) and held + size > most:
+                return of
+        return None
+
+    def add(self, client: str, size: int) -> None:
+        """Counts bytes of a client, or with a negative size no more; clients without any are forgotten."""
+        for of in {"", client}:
+            if held := self.held(of) + size:
+                self._held[of] = held
+            else:
+                self._held.pop(of, None)

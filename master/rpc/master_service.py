@@ -17,16 +17,15 @@ from elastable.embedding_store.support.futures import settle
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof, secret_of
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
-from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S
+from elastable.embedding_store.wire.messages.store_messages import wait_seconds
 from elastable.embedding_store.wire.server.grpc_server import Service
-from elastable.embedding_store.wire.server.handlers import Answer, Later, control, stream, upload
+from elastable.embedding_store.wire.server.handlers import Answer, Later, handlers_of
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     Lease,
     Push,
-    PushReply,
     ServedMaster,
     Session,
     WorkerIdentity,
@@ -133,20 +132,8 @@ def master_service(master: ServedMaster, channels: SharedChannels | None = None)
         channels: Where gradients may lie.
     """
     servicer = _MasterServicer(master, channels)
-    session = partial(secret_of, proof=Proof.SESSION)
-    handlers = {
-        "Join": stream(servicer.join, master_pb2.JoinRequest, lambda context: context),
-        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, session),
-        "PullDense": stream(servicer.pull_dense, master_pb2.PullDenseRequest, session),
-        "ReportGradient": upload(
-            servicer.report_gradient if master.pushes_wait else servicer.report_gradient_at_once, session
-        ),
-        "ReportEvaluation": upload(servicer.report_evaluation, session),
-        "ReportFailure": control(servicer.report_failure, master_pb2.ReportFailureRequest, session),
-        "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest),
-        "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest),
-    }
-    waiting = frozenset({"LeaseTasks", "PullDense", *(("ReportGradient",) if master.pushes_wait else ())})
+    handlers = handlers_of(MASTER_SERVICE, servicer)
+    waiting = frozenset({"LeaseTasks", *(("ReportGradient",) if master.pushes_wait else ())})
     proofs = {Proof.SESSION: servicer.identities.require}
     return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}), waiting, master.not_ready, proofs)
 
@@ -174,39 +161,35 @@ class _MasterServicer:
         self.identities.claim(worker.incarnation, secret_of(context, Proof.SESSION))
         return self._streams.open(worker, context)
 
-    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, secret: bytes) -> Later[Lease]:
-        self.identities.require(secret, request.incarnation)
-        wait_s = _wait_s(request.wait_ms)
+    def lease_tasks(self, request: master_pb2.LeaseTasksRequest, session: bytes) -> Later[Lease]:
+        self.identities.require(session, request.incarnation)
+        wait_s = wait_seconds("LeaseTasksRequest", request.wait_ms)
         holding = from_message(Lease, request.holding).tasks if request.HasField("holding") else None
         lease = self._master.lease_tasks_later(request.incarnation, request.want, wait_s, holding)
         return Later(lease, partial(to_message, master_pb2.LeaseTasksReply))
 
-    def pull_dense(self, request: master_pb2.PullDenseRequest, secret: bytes) -> Later[DenseSnapshot | None]:
-        self.identities.require(secret, request.incarnation)
+    def pull_dense(self, request: master_pb2.PullDenseRequest, session: bytes) -> Later[DenseSnapshot | None]:
+        self.identities.require(session, request.incarnation)
         version = request.version if request.HasField("version") else None
-        wait_s = _wait_s(request.wait_ms)
+        wait_s = wait_seconds("PullDenseRequest", request.wait_ms)
         pulled = self._master.pull_dense_later(request.incarnation, version, wait_s)
         return Later(pulled, dense_frames)
 
-    def report_gradient(self, frames: Iterator[bytes], secret: bytes) -> Later[PushReply]:
+    def report_gradient(self, frames: Iterator[bytes], session: bytes) -> Answer:
         push = push_from_frames(frames, self._channels)
         for name in _names(push):
-            self.identities.require(secret, name)
-        return Later(self._master.report_gradient_later(push), partial(to_message, master_pb2.ReportGradientReply))
+            self.identities.require(session, name)
+        reply = Later(self._master.report_gradient_later(push), partial(to_message, master_pb2.ReportGradientReply))
+        return reply if self._master.pushes_wait else reply.at_once()
 
-    def report_gradient_at_once(self, frames: Iterator[bytes], secret: bytes) -> Message:
-        reply = self.report_gradient(frames, secret).at_once()
-        assert isinstance(reply, Message)
-        return reply
-
-    def report_evaluation(self, frames: Iterator[bytes], secret: bytes) -> master_pb2.ReportEvaluationReply:
+    def report_evaluation(self, frames: Iterator[bytes], session: bytes) -> master_pb2.ReportEvaluationReply:
         report = evaluation_from_frames(frames)
-        self.identities.require(secret, report.incarnation)
+        self.identities.require(session, report.incarnation)
         outcome = self._master.report_evaluation(report)
         return to_message(master_pb2.ReportEvaluationReply, outcome=outcome)
 
-    def report_failure(self, request: master_pb2.ReportFailureRequest, secret: bytes) -> master_pb2.ReportFailureReply:
-        self.identities.require(secret, request.incarnation)
+    def report_failure(self, request: master_pb2.ReportFailureRequest, session: bytes) -> master_pb2.ReportFailureReply:
+        self.identities.require(session, request.incarnation)
         incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
         self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
         return master_pb2.ReportFailureReply()
@@ -222,12 +205,6 @@ class _MasterServicer:
 def _names(push: Push) -> tuple[str, ...]:
     """The workers in whose names a push is."""
     return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
-
-
-def _wait_s(wait_ms: int) -> float:
-    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
-        raise BadInput(f"wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f} milliseconds, and call again")
-    return wait_ms / 1000
 
 
 class SessionStreams:

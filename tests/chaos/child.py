@@ -176,7 +176,7 @@ def _lay_store(gates: Gates) -> None:
 
 def _lay_shards(gates: Gates) -> None:
     """One shard makes its part of a version, each time another one first, and the others wait for it."""
-    from elastable.embedding_store.composite.commit_coordinator import CommitCoordinator
+    from elastable.embedding_store.composite.store_group import CommitCoordinator
 
     plain = CommitCoordinator._finish
 

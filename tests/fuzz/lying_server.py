@@ -22,8 +22,7 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS
 from elastable.embedding_store.wire.messages.frames import REQUEST_KEY
 from elastable.embedding_store.wire.messages.store_messages import followed_frames, followed_from_frames
-from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore, ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of

@@ -20,7 +20,7 @@ from elastable.embedding_store.wire.pushes.push_messages import (
     pushed_commit_from_frames,
     row_push_from_frames,
 )
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.checkpoints.row_saver import CheckpointRowSaver

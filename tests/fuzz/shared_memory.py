@@ -86,11 +86,9 @@ class Owners(Target):
         self.packets: list[tuple[dict[str, object], list[int]]] = []
         with connected(self.store.attachments.name) as visitor:
             visitor.send(self.store.attachments.token + LAYOUT)
-            while True:
-                packet, descriptors = receive_packet(visitor)
-                if packet is None:
-                    break
-                self.packets.append((packet, descriptors))
+            with suppress(ConnectionError):  # until it hangs up
+                while True:
+                    self.packets.append(receive_packet(visitor))
         for _, descriptors in self.packets:
             for one in descriptors:
                 self.held.callback(os.close, one)

@@ -16,7 +16,7 @@ from elastable.embedding_store.shards.ownership import position_of
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.extras import needs
 from elastable.embedding_store.support.store_url import SERVERS, server_addresses
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.jobs.servers.store_registry import MOST_SERVERS, StoreRegistry, is_registry
 
 _DNS, _FILE = "dns://", "file://"

@@ -2,15 +2,15 @@
 
 import logging
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partialmethod
 from threading import Event, Lock
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY
 from elastable.embedding_store.support.address import Address
@@ -32,12 +32,14 @@ Call = Callable[..., Any]
 """A method of a server, as gRPC's channels return it: request, then options by name."""
 
 _Callback = Callable[[grpc.ChannelConnectivity], None]
+_Metadata = tuple[tuple[str, str | bytes], ...]
 
 
-class CallChannel(grpc.Channel):
-    """What all four kinds of calls go through; a subclass says how one is made.
+class CallChannel(Closing, grpc.Channel):
+    """Calls one of several servers: the one that answered last.
 
-    Its calls are plain functions without gRPC's other ways to make a call (`future`, `with_call`).
+    Calls under way, streams among them, stay where they began. Its calls are plain functions without gRPC's other ways
+    to make a call (`future`, `with_call`). Safe to use from many threads at once.
 
     Args:
         channels: At least one; closed with this one.
@@ -46,12 +48,26 @@ class CallChannel(grpc.Channel):
         at: The number of the channel that makes the next call.
     """
 
-    def __init__(self, channels: Sequence[grpc.Channel]) -> None:
-        self._channels = tuple(channels)
+    def __init__(self, *channels: grpc.Channel) -> None:
+        self._channels = channels
+        self.at = 0
+        self._lock = Lock()
 
-    @abstractmethod
-    def made(self, on: Callable[[int], Call]) -> Call:
-        """The call of a method, given that method on the n-th channel."""
+    def go_to(self, channel: grpc.Channel) -> None:
+        """The next calls are made on one more channel."""
+        with self._lock:
+            self._channels = (*self._channels, channel)
+            self.at = len(self._channels) - 1
+
+    def leave(self, number: int) -> None:
+        """Goes on to the next channel, unless another thread has left that one already."""
+        with self._lock:
+            if self.at == number:
+                self.at = (number + 1) % len(self._channels)
+
+    def entries(self) -> _Metadata:
+        """Metadata that the next call sends besides its own."""
+        return ()
 
     def subscribe(self, callback: _Callback, try_to_connect: bool | None = False) -> None:
         for channel in self._channels:
@@ -66,68 +82,24 @@ class CallChannel(grpc.Channel):
         for channel in self._channels:
             channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _call(self, shape: str, /, *method: object, **settings: object) -> Call:
         calls: dict[int, Call] = {}
 
-        def on(number: int) -> Call:
-            call = calls.get(number)
-            if call is None:
-                call = calls.setdefault(number, getattr(self._channels[number], shape)(*method, **settings))
-            return call
+        def call(
+            *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
+        ) -> object:
+            number = self.at
+            made = calls.get(number)
+            if made is None:
+                made = calls.setdefault(number, getattr(self._channels[number], shape)(*method, **settings))
+            return made(*arguments, metadata=(*self.entries(), *(metadata or ())), **options)
 
-        return self.made(on)
+        return call
 
     unary_unary = partialmethod(_call, "unary_unary")  # type: ignore[assignment]
     unary_stream = partialmethod(_call, "unary_stream")  # type: ignore[assignment]
     stream_unary = partialmethod(_call, "stream_unary")  # type: ignore[assignment]
     stream_stream = partialmethod(_call, "stream_stream")  # type: ignore[assignment]
-
-
-class FailoverChannel(CallChannel):
-    """Calls one of several servers: the one that answered last.
-
-    Calls under way, streams among them, stay where they began. Safe to use from many threads at once.
-
-    Args:
-        channels: At least one; closed with this one.
-
-    Attributes:
-        at: The number of the channel that makes the next call.
-    """
-
-    def __init__(self, channels: Sequence[grpc.Channel]) -> None:
-        super().__init__(channels)
-        self.at = 0
-        self._lock = Lock()
-
-    @property
-    def only(self) -> grpc.Channel:
-        """The first channel, for a client of one server that stays where it is."""
-        return self._channels[0]
-
-    def go_to(self, channel: grpc.Channel) -> None:
-        """The next calls are made on one more channel."""
-        with self._lock:
-            self._channels = (*self._channels, channel)
-            self.at = len(self._channels) - 1
-
-    def leave(self, number: int) -> None:
-        """Goes on to the next channel, unless another thread has left that one already."""
-        with self._lock:
-            if self.at == number:
-                self.at = (number + 1) % len(self._channels)
-
-    def made(self, on: Callable[[int], Call]) -> Call:
-        def call(*arguments: object, **options: object) -> object:
-            return on(self.at)(*arguments, **options)
-
-        return call
 
 
 class MetadataChannel(CallChannel):
@@ -142,31 +114,17 @@ class MetadataChannel(CallChannel):
     """
 
     def __init__(self, channel: grpc.Channel, key: str, value: str | bytes) -> None:
-        super().__init__([channel])
+        super().__init__(channel)
         self._key, self.value = key, value
 
-    def entries(self) -> tuple[tuple[str, str | bytes], ...]:
-        """What the next call sends."""
+    def entries(self) -> _Metadata:
         return ((self._key, self.value),)
 
-    def made(self, on: Callable[[int], Call]) -> Call:
-        made = on(0)
 
-        def call(
-            *arguments: object, metadata: Iterable[tuple[str, str | bytes]] | None = None, **options: object
-        ) -> object:
-            return made(*arguments, metadata=(*self.entries(), *(metadata or ())), **options)
+class TracedChannel(CallChannel):
+    """Sends the current span with every call made inside one; `channels` are closed with this one."""
 
-        return call
-
-
-class TracedChannel(MetadataChannel):
-    """Sends the current span with every call made inside one; `channel` is closed with this one."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        super().__init__(channel, TRACE_KEY, "")
-
-    def entries(self) -> tuple[tuple[str, str | bytes], ...]:
+    def entries(self) -> _Metadata:
         parent = None if PROCESS.tracer is None else PROCESS.tracer.parent()
         return () if parent is None else ((TRACE_KEY, parent),)
 
@@ -246,7 +204,7 @@ def answered(answer: Answer | None) -> Answer:
     return answer
 
 
-class ServerConnection:
+class ServerConnection(Closing):
     """One channel, and the rule of every call on it: repeat until the deadline, then say so.
 
     A server may be at one of several addresses, one at a time: a call that does not reach it at one is repeated at the
@@ -281,9 +239,10 @@ class ServerConnection:
         self.deadline_s = deadline_s
         credentials = Credentials.from_environment() if credentials is None else credentials
         self._credentials = credentials
-        self._failover = FailoverChannel([channel(place, credentials) for place in places])
+        channels = [channel(place, credentials) for place in places]
+        self._failover = CallChannel(*channels)
         # The channel of a single server is called directly.
-        self.channel: grpc.Channel = self._failover if moves or len(places) > 1 else self._failover.only
+        self.channel: grpc.Channel = self._failover if moves or len(places) > 1 else channels[0]
         self._find: Callable[[], str | None] | None = None
         self._looking = Lock()
         self._closed = Event()

@@ -3,7 +3,7 @@
 import ctypes
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager
@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.row_source import LookupRequest, RowSour
 from elastable.embedding_store.errors import BadIds, BadInput, DeadlineExceeded
 from elastable.embedding_store.support.array_body import BodyPlan, raw
 from elastable.embedding_store.support.clocks import compile_seconds
-from elastable.embedding_store.support.memory_budget import memory_limit
+from elastable.embedding_store.support.memory_budget import HeldBytes
 from elastable.embedding_store.tables.checks import array_kind
 
 FRAME_BYTES = 1 << 20
@@ -524,8 +524,6 @@ def _writable(frame: bytes) -> UInt8:
 # How many bytes of replies a server holds at once: those that are gathered, and those that nobody reads
 
 
-_LEAST_BYTES = 1 << 30
-_PART = 8  # one part in so many of the memory here
 _FREE_BYTES = 1 << 20  # of a reply that counts as nothing
 _WAIT_S = 30.0
 
@@ -540,9 +538,7 @@ class ReplyRoom:
     """
 
     def __init__(self, most: int | None = None, wait_s: float = _WAIT_S) -> None:
-        self._most = max(_LEAST_BYTES, memory_limit() // _PART) if most is None else most
-        self._wait_s = wait_s
-        self._held: Counter[str] = Counter()  # by client; "": of all
+        self._bytes, self._wait_s = HeldBytes(most), wait_s
         self._changed = threading.Condition()
 
     @contextmanager
@@ -557,31 +553,20 @@ class ReplyRoom:
             return
         begun, compiled = time.monotonic(), compile_seconds()
         with self._changed:
-            while (full := self._full(size, client)) is not None:
+            while (full := self._bytes.full(client, size)) is not None:
                 left = begun + self._wait_s + compile_seconds() - compiled - time.monotonic()
                 if left > 0:
                     self._changed.wait(left)
                     continue
-                of = f" of {full}" if full else ""
+                of, held = f" of {full}" if full else "", self._bytes.held(full)
                 raise DeadlineExceeded(
-                    f"a reply of {size} bytes waited {self._wait_s:g} s: others{of} of {self._held[full]} bytes are "
-                    "still being sent; ask for less at a time"
+                    f"a reply of {size} bytes waited {self._wait_s:g} s: others{of} of {held} bytes are still being "
+                    "sent; ask for less at a time"
                 )
-            self._count(size, client)
+            self._bytes.add(client, size)
         try:
             yield
         finally:
             with self._changed:
-                self._count(-size, client)
+                self._bytes.add(client, -size)
                 self._changed.notify_all()
-
-    def _full(self, size: int, client: str) -> str | None:
-        """Whose replies leave no room for one more; "": those of all."""
-        bounds = {"": self._most, client: self._most // 2}
-        return next((of for of, most in bounds.items() if self._held[of] and self._held[of] + size > most), None)
-
-    def _count(self, size: int, client: str) -> None:
-        for of in ("", client):
-            self._held[of] += size
-            if not self._held[of]:
-                del self._held[of]

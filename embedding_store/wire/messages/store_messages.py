@@ -37,6 +37,13 @@ def optional(message: Message, field: str) -> Any:
     return getattr(message, field) if message.HasField(field) else None
 
 
+def wait_seconds(message: str, wait_ms: int, longest_s: float = LONGEST_WAIT_S) -> float:
+    """The seconds that a call asks the server to wait. Raises `BadInput` where it may not."""
+    if not 0 <= wait_ms <= longest_s * 1000:
+        raise BadInput(f"{message}: wait_ms {wait_ms}: wait from 0 to {longest_s * 1000:.0f}, and call again")
+    return wait_ms / 1000
+
+
 def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     """The frames of one block of rows.
 

@@ -1,9 +1,7 @@
 """The calls of store servers as messages and back: pushes, in frames or shared memory, versions, saved rows, status."""
 
-import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -23,6 +21,7 @@ from elastable.embedding_store.wire.channels.server_connection import ServerConn
 from elastable.embedding_store.wire.messages.frames import FrameReader, Upload, encode
 from elastable.embedding_store.wire.messages.plain_data import from_message, to_message
 from elastable.embedding_store.wire.messages.store_messages import and_record, with_record
+from elastable.embedding_store.wire.shared.attachment import Attached
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -57,14 +56,11 @@ def read_body(
         return iter(reader.read(plan))
     reader.read(BodyPlan(message))
     message_at = SharedMessage(header.shared.channel, header.shared.stamp)
-    return iter((SharedChannels() if channels is None else channels).read(message_at, plan))
+    return iter((channels or SharedChannels()).read(message_at, plan))
 
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
-
-_LOOK_AGAIN_S = 5.0
-_log = logging.getLogger(__name__)
 
 
 class SharedUpload(Generic[Message, Reply]):
@@ -84,15 +80,11 @@ class SharedUpload(Generic[Message, Reply]):
         frames: Callable[[Message, SharedChannel | None], Iterator[bytes]],
         attach: Callable[[], tuple[str, bytes]],
     ) -> None:
-        self._connection = connection
-        self._upload = upload
-        self._frames = frames
-        self._attach = attach
+        self._connection, self._upload, self._frames = connection, upload, frames
+        near, far = "gradients are laid down in memory for %s", "gradients go to %s over gRPC: %s"
+        self._attached = Attached(connection, lambda: SharedChannel(*attach()), near, far)
         self._sharing = False
         self._sending = threading.Lock()
-        self._channel: SharedChannel | None = None
-        self._look_again = 0.0
-        self._reason: str | None = None  # why gradients go over gRPC, as it was logged
 
     def share_memory(self) -> None:
         """From now on arrays are laid down in memory where the server can map it: with it a socket's copies are saved.
@@ -105,39 +97,22 @@ class SharedUpload(Generic[Message, Reply]):
         """Makes the call, again until the deadline while the server is not reached; raises what the server answers."""
         if self._sharing and self._sending.acquire(blocking=False):  # one message at a time; others go in frames
             try:
-                channel = self._channel_now()
-                if channel is not None:
+                if (channel := self._attached.find()) is not None:
                     return self._connection.call(lambda timeout: self._upload(self._frames(message, channel), timeout))
             except Unavailable:  # an OSError, too; frames would not get there either
                 raise
             except (Unsupported, OSError) as error:
-                if str(error) != self._reason:  # it is tried again every few seconds
-                    self._reason = str(error)
-                    _log.info("gradients go to %s over gRPC: %s", self._connection.address, error)
-                self.close()
+                self._attached.leave(self._attached.memory, error)
             finally:
                 self._sending.release()
         return self._connection.call(lambda timeout: self._upload(self._frames(message, None), timeout))
 
     def close(self) -> None:
         """Takes the memory back. Closing twice is harmless."""
-        channel, self._channel = self._channel, None
-        self._look_again = time.monotonic() + _LOOK_AGAIN_S  # the server may have begun anew
-        if channel is not None:
-            channel.close()
-
-    def _channel_now(self) -> SharedChannel | None:
-        """The channel, made now where it is time to try. Raises `Unsupported`, `OSError`."""
-        if self._channel is None and time.monotonic() >= self._look_again:
-            self._look_again = time.monotonic() + _LOOK_AGAIN_S
-            self._channel = SharedChannel(*self._attach())
-            self._reason = None
-            _log.info("gradients are laid down in memory for %s", self._connection.address)
-        return self._channel
+        self._attached.close()
 
 
 _MOST_SQUARES_BYTES = 128
-_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class _SlicesEntry(Protocol):
@@ -244,16 +219,6 @@ def _part(entries: Sequence[store_pb2.SlicesEntry], arrays: Iterator[Array]) -> 
     return found
 
 
-def row_reply_to_message(reply: shards.RowPushReply) -> store_pb2.RowPushReply:
-    """The reply to a PushRows."""
-    return to_message(store_pb2.RowPushReply, reply)
-
-
-def row_reply_from_message(reply: store_pb2.RowPushReply) -> shards.RowPushReply:
-    """The inverse of `row_reply_to_message`. Raises `BadInput` for an outcome that is not known here."""
-    return from_message(shards.RowPushReply, reply, printable)
-
-
 def measured_to_message(measured: shards.Measured) -> store_pb2.PrepareReply:
     """The reply to a Prepare."""
     reply = store_pb2.PrepareReply(not_finite=measured.not_finite, missing=measured.missing)
@@ -356,30 +321,6 @@ def offers_from_message(reply: store_pb2.PrepareReply) -> shards.RowOffers:
         touched = tuple(zip(entry.versions, entry.counts, strict=True))
         offers[entry.table] = shards.RowOffer(entry.rows, touched, tuple(entry.ids))
     return shards.RowOffers(offers, tuple(reply.missing))
-
-
-# The calls about rows that store servers save, as messages and back
-
-
-_WAIT_MS = 5_000
-_LONGEST_WAIT_MS = 20_000
-
-
-def save_to_message(save: shards.RowSave, pin: bytes) -> store_pb2.SaveRowsRequest:
-    """What is to be saved; `pin`: token of the pin to read, b"" for the store."""
-    return to_message(store_pb2.SaveRowsRequest, save, pin=pin, wait_ms=_WAIT_MS)
-
-
-def save_from_message(request: store_pb2.SaveRowsRequest) -> tuple[shards.RowSave, float]:
-    """The inverse of `save_to_message`, and the seconds to wait. Raises `BadInput` for a wait that is too long."""
-    if not 0 <= request.wait_ms <= _LONGEST_WAIT_MS:
-        raise BadInput(f"SaveRows: wait_ms {request.wait_ms}: at most {_LONGEST_WAIT_MS}, and ask again")
-    return from_message(shards.RowSave, request), request.wait_ms / 1000
-
-
-def saved_to_message(saved: shards.SavedRows | None) -> store_pb2.SaveRowsReply:
-    """The reply to a SaveRows; None: it is not done yet."""
-    return store_pb2.SaveRowsReply() if saved is None else to_message(store_pb2.SaveRowsReply, saved, done=True)
 
 
 # The status of a shard as a message

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,6 +12,7 @@ from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupporte
 from elastable.embedding_store.measures import LookupCounts
 from elastable.embedding_store.optimizers.registry import runs_keras
 from elastable.embedding_store.shards.ownership import Claim
+from elastable.embedding_store.shards.server_contract import RowSave
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.support.memory_mapping import mappings_are_scarce
 from elastable.embedding_store.tables.checks import require_not_ahead
@@ -25,24 +25,19 @@ from elastable.embedding_store.wire.messages.store_messages import (
     record_frames,
     reset_from_frames,
     spec_from_message,
+    wait_seconds,
 )
 from elastable.embedding_store.wire.pushes import push_messages as messages
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import (
-    Handler,
-    behaviour_of,
-    control,
-    stream,
-    upload,
-    with_behaviour,
-)
+from elastable.embedding_store.wire.server.handlers import Handler, behaviour_of, with_behaviour
 from elastable.embedding_store.wire.service.store_service import StoreServicer
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 
 MOST_TABLES = 10_000
 """Tables that clients may have made."""
 
-_session, _owner = partial(secret_of, proof=Proof.SESSION), partial(secret_of, proof=Proof.OWNER)
+LONGEST_SAVE_S = 20.0
+"""That a call may wait for the end of a save."""
 
 
 def shard_service(
@@ -60,31 +55,13 @@ def shard_service(
         channels: Where the arrays of pushes may lie.
         lookups, not_ready: As of `store_service`.
     """
-    rows = _ShardServicer(shard, channels, lookups)
-    changing = {
-        "CreateTable": control(rows.create_table, store_pb2.CreateTableRequest),
-        "DropTable": control(rows.drop_table, store_pb2.DropTableRequest),
-        "Put": upload(rows.put),
-        "Delete": upload(rows.delete),
-        "ResetVersion": upload(rows.reset_version, _owner),
-    }
-    pushes = {"PushRows": upload(rows.push_rows, _session)}
     if shard.clients is not None:
-        served = rows.service({**changing, **pushes}, not_ready, {})
+        served = _ShardServicer(shard, channels, lookups).service(not_ready, {})
         return replace(served, of_known={"CreateTable": _imports_keras})
-    owned = {
-        **changing,
-        "Prepare": control(rows.prepare, store_pb2.PrepareRequest),
-        "CommitPushed": upload(rows.commit_pushed, _owner),
-        "ReadRecord": stream(rows.read_record, store_pb2.ReadRecordRequest),
-        "TakeChanges": control(rows.take_changes, store_pb2.TakeChangesRequest),
-        "SaveRows": control(rows.save_rows, store_pb2.SaveRowsRequest),
-    }
-    claims = {"Claim": control(rows.claim, store_pb2.ClaimRequest, _owner)}
     proofs: Proofs = {Proof.SESSION: shard.ownership.require_session, Proof.OWNER: shard.ownership.require}
-    return rows.service(
-        {**{call: _owned(handler, shard) for call, handler in owned.items()}, **pushes, **claims}, not_ready, proofs
-    )
+    served = _OwnedServicer(shard, channels, lookups).service(not_ready, proofs)
+    owned = {call: _owned(served.handlers[call], shard) for call in ("Put", "Delete", "ResetVersion", "CommitPushed")}
+    return replace(served, handlers={**served.handlers, **owned})
 
 
 def _imports_keras(request: store_pb2.CreateTableRequest) -> str:
@@ -100,7 +77,7 @@ class _ShardServicer(StoreServicer):
         super().__init__(shard.store, lookups)
         self._shard, self._channels = shard, channels
 
-    def status_of_shard(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
+    def status_of_shard(self, request: store_pb2.StoreStatusRequest, owner: bytes) -> store_pb2.StoreStatus:
         status = store_pb2.StoreStatus()
         if self._shard.clients is not None and (request.owned or request.owner):
             raise Unsupported(
@@ -108,17 +85,13 @@ class _ShardServicer(StoreServicer):
                 "a job are started with elastable store"
             )
         if request.owned:
-            self._shard.ownership.require(secret)
+            self._shard.ownership.require(owner)
         if request.owner:
-            status.owner = self._shard.ownership.live_owner(but=secret)
+            status.owner = self._shard.ownership.live_owner(but=owner)
             status.keeps_records = self._shard.store.keeps_records
         if request.shard:
             status.shard.CopyFrom(to_message(store_pb2.ShardStatus, self._shard.status()))
         return status
-
-    def claim(self, request: store_pb2.ClaimRequest, secret: bytes) -> store_pb2.ClaimReply:
-        self._shard.claim(secret, from_message(Claim, request), request.first)
-        return store_pb2.ClaimReply()
 
     def create_table(self, request: store_pb2.CreateTableRequest) -> store_pb2.CreateTableReply:
         spec, known = spec_from_message(request.spec), self._store.specs()
@@ -163,28 +136,36 @@ class _ShardServicer(StoreServicer):
 
     def push_rows(self, frames: Iterator[bytes], session: bytes) -> store_pb2.RowPushReply:
         push = messages.row_push_from_frames(frames, self._channels)
-        return messages.row_reply_to_message(self._shard.push_rows(push, session))
+        return to_message(store_pb2.RowPushReply, self._shard.push_rows(push, session))
+
+    def reset_version(self, frames: Iterator[bytes], owner: bytes) -> store_pb2.ResetVersionReply:
+        header, record = reset_from_frames(frames)
+        if self._shard.clients is not None and (header.take_back or record is not None):
+            raise Unsupported("ResetVersion: only store servers keep records of versions, and take versions back")
+        if header.take_back:
+            version = header.version if header.HasField("version") else None
+            return store_pb2.ResetVersionReply(rows=self._shard.take_back(version, owner))
+        self.pins.make_way(f"the version cannot be reset to {header.version}", header.force)
+        clients = self._shard.clients
+        self._shard.reset_version(header.version, record if clients is None else clients.record)
+        return store_pb2.ResetVersionReply()
+
+
+class _OwnedServicer(_ShardServicer):
+    """What a store server does for its owner, too."""
+
+    def claim(self, request: store_pb2.ClaimRequest, owner: bytes) -> store_pb2.ClaimReply:
+        self._shard.claim(owner, from_message(Claim, request), request.first)
+        return store_pb2.ClaimReply()
 
     def prepare(self, request: store_pb2.PrepareRequest) -> store_pb2.PrepareReply:
         if request.HasField("offer"):
             return messages.offers_to_message(self._shard.offer_rows(*messages.offer_request_from_message(request)))
         return messages.measured_to_message(self._shard.measure(messages.sums_from_message(request.sums)))
 
-    def commit_pushed(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.CommitPushedReply:
-        made = self._shard.commit(messages.pushed_commit_from_frames(frames), secret)
+    def commit_pushed(self, frames: Iterator[bytes], owner: bytes) -> store_pb2.CommitPushedReply:
+        made = self._shard.commit(messages.pushed_commit_from_frames(frames), owner)
         return to_message(store_pb2.CommitPushedReply, made)
-
-    def reset_version(self, frames: Iterator[bytes], secret: bytes) -> store_pb2.ResetVersionReply:
-        header, record = reset_from_frames(frames)
-        if self._shard.clients is not None and (header.take_back or record is not None):
-            raise Unsupported("ResetVersion: only store servers keep records of versions, and take versions back")
-        if header.take_back:
-            version = header.version if header.HasField("version") else None
-            return store_pb2.ResetVersionReply(rows=self._shard.take_back(version, secret))
-        self.pins.make_way(f"the version cannot be reset to {header.version}", header.force)
-        clients = self._shard.clients
-        self._shard.reset_version(header.version, record if clients is None else clients.record)
-        return store_pb2.ResetVersionReply()
 
     def read_record(self, request: store_pb2.ReadRecordRequest) -> Iterator[bytes]:
         return record_frames(self._shard.store.record())
@@ -193,23 +174,22 @@ class _ShardServicer(StoreServicer):
         return to_message(store_pb2.TakeChangesReply, self._shard.take_changes(request.mark, request.base))
 
     def save_rows(self, request: store_pb2.SaveRowsRequest) -> store_pb2.SaveRowsReply:
-        save, wait_s = messages.save_from_message(request)
-        return messages.saved_to_message(self._shard.save_rows(save, self.pins.source(request.pin), wait_s))
+        wait_s = wait_seconds("SaveRowsRequest", request.wait_ms, LONGEST_SAVE_S)
+        saved = self._shard.save_rows(from_message(RowSave, request), self.pins.source(request.pin), wait_s)
+        return store_pb2.SaveRowsReply() if saved is None else to_message(store_pb2.SaveRowsReply, saved, done=True)
 
 
 def _owned(handler: Handler, shard: Shard) -> Handler:
     """The handler of a call of the owner's, which takes no frames of one that has been replaced meanwhile."""
-    if not handler.request_streaming:
-        return handler
     behaviour = behaviour_of(handler)
 
-    def frames_of_owner(frames: Iterator[bytes], secret: bytes) -> Iterator[bytes]:
+    def frames_of_owner(frames: Iterator[bytes], owner: bytes) -> Iterator[bytes]:
         for frame in frames:
-            shard.ownership.require(secret)
+            shard.ownership.require(owner)
             yield frame
-        shard.ownership.require(secret)
+        shard.ownership.require(owner)
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
-        return behaviour(frames_of_owner(request, _owner(context)), context)
+        return behaviour(frames_of_owner(request, secret_of(context, Proof.OWNER)), context)
 
     return with_behaviour(handler, answer)

@@ -54,7 +54,8 @@ class CallGuard:
             method: Its full name.
             handler: Without limits.
             begin: Called with each call first; it ends those of callers who may not make them.
-            session, waits: Whether it is one of those that `Service` names so.
+            session: Whether it is one of those that `Service` names so.
+            waits: Whether it may return a `Later`; it answers with a stream, or `Service` says so.
         """
         kind, room, behaviour = self._kind(method, session), self._room, handlers.behaviour_of(handler)
 
@@ -67,21 +68,16 @@ class CallGuard:
 
         def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> handlers.Body:
             call = begun(context)
-            with answering(context), room.entered(call):
-                reply: handlers.Body = answer(messages, call)
-                if isinstance(reply, bytes) and len(reply) > _SMALL_BYTES:
-                    room.answered(call, len(reply))
-                call.answered = True
-                return reply
-
-        def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[handlers.Body]:
-            call = begun(context)
-            with answering(context), room.entered(call):
-                reading = _Reading(self._limits)
-                for message in answer(messages, call):
-                    with reading.of(message, call, room):
-                        yield message
-                call.answered = True
+            with answering(context):
+                room.enter(call)
+                try:
+                    reply: handlers.Body = answer(messages, call)
+                    if isinstance(reply, bytes) and len(reply) > _SMALL_BYTES:
+                        room.answered(call, len(reply))
+                    call.answered = True
+                    return reply
+                finally:
+                    room.leave(call)
 
         def later(messages: Iterator[bytes], context: grpc.ServicerContext, send: _Send) -> None:
             call = begun(context)
@@ -98,8 +94,6 @@ class CallGuard:
             # gRPC's hook for calls that hold no thread: such a method returns at once, and answers by `send`.
             later.experimental_non_blocking = True  # type: ignore[attr-defined]
             return grpc.stream_stream_rpc_method_handler(later)
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
 
     def _kind(self, method: str, session: bool) -> Kind:

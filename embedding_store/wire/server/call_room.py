@@ -2,14 +2,13 @@
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import grpc
 
-from elastable.embedding_store.support.memory_budget import memory_limit, return_freed_memory
+from elastable.embedding_store.support.memory_budget import HeldBytes, return_freed_memory
 from elastable.embedding_store.wire.channels.status_codes import CallRefused
 
 _LOOK_S = 0.5  # between two looks at who is late
@@ -19,26 +18,20 @@ _SHORT_S = 0.05  # that any call may wait, where others find no room
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Calls that share a limit. Each is itself alone: its hash is asked for several times a call.
-
-    Attributes:
-        name: Of such calls, for messages.
-        most: Under way at once.
-        shares: Whether they take their threads from `CallLimits.threads`.
-    """
+    """Calls that share a limit: `name`, in messages, and how many of them may be under way at once."""
 
     name: str
     most: int
-    shares: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call, and what it counts as; "" is a host or client that is not counted.
+    """One call, and what it counts as; "" is a host or client that is not known.
 
     Attributes:
         waits_as: What it counts as while it waits for something to happen here.
-        stays_of: What else it counts at that is open for long: sessions and waiting calls, by client and host.
+        counts: What it counts among now; these names are in messages.
+        stays: What it counts among until it ends, however it waits.
         identity: What its caller is known by, at a server that tells callers apart.
         received: Bytes of its request.
         answered: Whether all of its answer was made.
@@ -50,7 +43,8 @@ class Call:
     host: str = ""
     client: str = ""
     identity: str = ""
-    stays_of: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
     received: int = 0
     answered: bool = False
 
@@ -84,24 +78,21 @@ class CallRoom:
         self._limits = limits
         self.health = Kind("health checks", max(1, spare // 2))
         self.rare = Kind("questions about services", max(1, spare // 4))
-        self.work = Kind("calls", limits.threads, shares=True)
-        self.joining = Kind("sessions being opened", max(1, limits.threads * 5 // 8), shares=True)
+        self.work = Kind("calls", limits.threads)
+        self.joining = Kind("sessions being opened", max(1, limits.threads * 5 // 8))
         self.sessions = Kind("sessions", limits.sessions)
         self.parked = Kind("waiting calls", limits.parked)
         self.answers = Kind("answers", limits.answering)
         self.unread = Kind("unread answers", limits.threads)
         self._rates = CallRates(limits.calls_a_second_of_a_client)
         self._lock = threading.Lock()
-        self._under_way: Counter[Kind] = Counter()
+        self._under_way: dict[str, int] = {}  # calls by what they count among
         self._most_leaving = max(1, spare // 2)
         self._leaving: set[Call] = set()  # calls that were ended for others, and hold their room yet
-        self._of_host: Counter[str] = Counter()
-        self._of_client: Counter[str] = Counter()
-        self._stays: Counter[str] = Counter()  # sessions and waiting calls, by whose they are
-        self._received: dict[Call, None] = {}  # calls with bytes, the oldest first
-        self._received_bytes = 0
-        self._bytes_of_client: Counter[str] = Counter()
-        self._unread_bytes: Counter[str] = Counter()  # of answers, by client; "": of all
+        self._receiving: dict[Call, None] = {}  # calls with bytes, the oldest first
+        self._received, self._unread = (
+            HeldBytes(limits.upload_bytes, limits.upload_bytes_of_a_client) for _ in range(2)
+        )
         self._given_up = False  # whether answers were, whose memory is to be given back
         self._waits: dict[object, _Wait] = {}  # the one that has waited longest first
         self._closed = threading.Event()
@@ -121,40 +112,28 @@ class CallRoom:
         Raises:
             CallRefused: there is no room for it.
         """
-        kind = call.kind
-        peer = call.context.peer() if kind.shares else ""
-        client = peer if kind is self.work else ""
-        host = _host_of(client)
-        if client and not self._rates.take(client):
-            most = self._limits.calls_a_second_of_a_client
-            raise CallRefused(f"the client {client} makes more than {most:g} calls a second; try again")
-        call.client, call.host = client, host
+        counts, stays, of_host, all_sessions = {call.kind.name: call.kind.most}, dict[str, int](), {}, {}
+        if call.kind is self.work:
+            stays = self._of_client(call)
+            of_host = {f"calls from {call.host}": self._limits.of_a_host}
+        elif call.kind is self.joining:
+            stays, all_sessions = self._of_session(call), {self.sessions.name: self.sessions.most}
+            counts[self.work.name] = self.work.most  # both take their threads from `CallLimits.threads`
         with self._lock:
-            shared = self._under_way[self.work] + self._under_way[self.joining]
-            full = self._under_way[kind] >= kind.most or (kind.shares and shared >= self._limits.threads)
-            crowded = bool(host) and self._of_host[host] >= self._limits.of_a_host
-            why, silent = self._beyond(call, peer), None
+            why, silent = self._full(all_sessions) or self._full(stays), None
+            full, crowded = self._full(counts), self._full(of_host)
             if not why and (full or crowded):
-                silent = self._most_silent(call, of_its_host=crowded)
+                silent = self._most_silent(call, of_its_host=bool(crowded))
                 if silent is None:
-                    why = f"{kind.most} {kind.name}" if full else f"{self._limits.of_a_host} calls from {host}"
+                    why = full or crowded
             if not why:
-                self._count(call, 1)
-                if kind is self.joining:
-                    self._stay(call, self._session_bounds(call, peer))
+                call.counts, call.stays = (*counts, *of_host), (*stays,)
+                self._count(call.counts, 1)
+                self._count(call.stays, 1)
         if silent is not None:
             silent.context.cancel()  # type: ignore[no-untyped-call]
         if why:
             raise _refused(why)
-
-    @contextmanager
-    def entered(self, call: Call) -> Iterator[None]:
-        """Around a call: `enter`, and `leave` at its end."""
-        self.enter(call)
-        try:
-            yield
-        finally:
-            self.leave(call)
 
     def park(self, call: Call) -> None:
         """Counts the call as one that waits from now on, and holds no thread.
@@ -162,17 +141,13 @@ class CallRoom:
         Raises:
             CallRefused: too many do.
         """
-        kind = call.waits_as
+        kind, of_host = call.waits_as, f"{call.waits_as.name} from {call.host}"
+        stays = {of_host: self._limits.parked_of_a_host} if kind is self.parked and of_host not in call.stays else {}
         with self._lock:
-            why = f"{kind.most} {kind.name}" if self._under_way[kind] >= kind.most else ""
-            most = {} if call.stays_of else {f"{kind.name} from {call.host}": self._limits.parked_of_a_host}
-            why = why or self._full(most)
-            if not why:
-                if most:
-                    self._stay(call, most)
+            if not (why := self._full({kind.name: kind.most, **stays})):
                 self._leaving.discard(call)
-                _add(self._of_host, call.host, -1)
-                call.host = ""
+                self._count(stays, 1)
+                call.stays += (*stays,)
                 self._move(call, kind)
         if why:
             raise _refused(why)
@@ -186,11 +161,12 @@ class CallRoom:
         """Gives the place of a call back that has ended."""
         with self._lock:
             self._leaving.discard(call)
-            self._count(call, -1)
-            for whose in call.stays_of:
-                _add(self._stays, whose, -1)
-            call.stays_of = ()
-            self._forget_bytes(call)
+            self._count(call.counts, -1)
+            self._count(call.stays, -1)
+            call.counts = call.stays = ()
+            if self._receiving.pop(call, call) is None:
+                self._received.add(call.client, -call.received)
+                call.received = 0
 
     def receive(self, call: Call, size: int) -> None:
         """Counts bytes of the call's request, until it leaves.
@@ -198,20 +174,14 @@ class CallRoom:
         Raises:
             CallRefused: there are too many, and other requests came before.
         """
-        limits = self._limits
         with self._lock:
             call.received += size
-            self._received.setdefault(call)
-            self._received_bytes += size
-            self._bytes_of_client[call.client] += size
-            why = ""
-            if call is not next(iter(self._received)):
-                if self._received_bytes > limits.most_upload_bytes:
-                    why = f"requests of {self._received_bytes - size} bytes"
-                elif call.client and self._bytes_of_client[call.client] > limits.most_upload_bytes_of_a_client:
-                    why = f"requests of {self._bytes_of_client[call.client] - size} bytes from {call.client}"
-        if why:
-            raise _refused(why)
+            self._receiving.setdefault(call)
+            self._received.add(call.client, size)
+            full = None if call is next(iter(self._receiving)) else self._received.full(call.client)
+        if full is not None:
+            of = f" from {full}" if full else ""
+            raise _refused(f"requests of {self._received.held(full) - size} bytes{of}")
 
     def answered(self, call: Call, size: int) -> None:
         """Counts the one message of an answer until its client has read it, which it must within `unread_s`.
@@ -227,7 +197,7 @@ class CallRoom:
 
         def over() -> None:
             with self._lock:
-                self._count_unread(client, -size)
+                self._unread.add(client, -size)
                 self._waits.pop(key, None)
                 self._given_up |= now + _LOOK_S < time.monotonic()
 
@@ -251,23 +221,14 @@ class CallRoom:
         finally:
             given_up = size > 0 and not call.context.is_active()
             with self._lock:
-                self._count_unread(call.client, -size)
+                self._unread.add(call.client, -size)
                 self._given_up |= given_up
 
     def _take_unread(self, client: str, size: int) -> None:
-        limits = self._limits
-        bounds = {"": limits.most_upload_bytes, client: limits.most_upload_bytes_of_a_client}
         with self._lock:
-            for of, most in bounds.items():
-                if (before := self._unread_bytes[of]) and before + size > most:
-                    raise _refused(f"unread answers{of and f' of {of}'} of {before} bytes")
-            self._count_unread(client, size)
-
-    def _count_unread(self, client: str, size: int) -> None:
-        for of in {"", client}:
-            self._unread_bytes[of] += size
-            if not self._unread_bytes[of]:
-                del self._unread_bytes[of]
+            if (of := self._unread.full(client, size)) is not None:
+                raise _refused(f"unread answers{of and f' of {of}'} of {self._unread.held(of)} bytes")
+            self._unread.add(client, size)
 
     @contextmanager
     def waiting(self, call: Call, seconds: float) -> Iterator[None]:
@@ -281,53 +242,44 @@ class CallRoom:
             with self._lock:
                 self._waits.pop(key, None)
 
-    def _session_bounds(self, call: Call, peer: str) -> Mapping[str, int]:
-        limits = self._limits
+    def _of_client(self, call: Call) -> dict[str, int]:
+        """Bounds of its client's calls. Raises `CallRefused`: they come too fast."""
+        call.client = call.context.peer()
+        call.host = _host_of(call.client)
+        most = self._limits.calls_a_second_of_a_client
+        if not self._rates.take(call.client):
+            raise CallRefused(f"the client {call.client} makes more than {most:g} calls a second; try again")
+        return {f"calls of the client {call.client}": self._limits.calls_of_a_client}
+
+    def _of_session(self, call: Call) -> dict[str, int]:
+        """Bounds of sessions, but for that of all."""
+        peer, limits = call.context.peer(), self._limits
         bounds = {
             f"sessions of the client {peer}": limits.sessions_of_a_client,
             f"sessions from {_host_of(peer)}": limits.sessions_of_one,
         }
         return {**bounds, f"sessions of {call.identity}": limits.sessions_of_one} if call.identity else bounds
 
-    def _full(self, most: Mapping[str, int]) -> str:
-        """Which of these bounds of calls that are open for long is reached; "": none."""
-        return next((f"{number} {whose}" for whose, number in most.items() if self._stays[whose] >= number), "")
+    def _full(self, bounds: Mapping[str, int]) -> str:
+        """The first of these bounds that is reached; "": none."""
+        for whose, most in bounds.items():
+            if self._under_way.get(whose, 0) >= most:
+                return f"{most} {whose}"
+        return ""
 
-    def _stay(self, call: Call, most: Mapping[str, int]) -> None:
-        """Counts a call among those that are open for long."""
-        call.stays_of = tuple(most)
-        for whose in most:
-            self._stays[whose] += 1
-
-    def _count(self, call: Call, one: int) -> None:
-        self._under_way[call.kind] += one
-        _add(self._of_host, call.host, one)
-        _add(self._of_client, call.client, one)
+    def _count(self, among: Iterable[str], one: int) -> None:
+        """Adds to counts, which are forgotten once they are 0."""
+        for name in among:
+            if count := self._under_way.get(name, 0) + one:
+                self._under_way[name] = count
+            else:
+                del self._under_way[name]
 
     def _move(self, call: Call, kind: Kind) -> None:
         """Counts the call as one of another kind."""
-        self._under_way[call.kind] -= 1
-        self._under_way[kind] += 1
-        call.kind = kind
-
-    def _forget_bytes(self, call: Call) -> None:
-        if self._received.pop(call, call) is None:
-            self._received_bytes -= call.received
-            self._bytes_of_client[call.client] -= call.received
-            if not self._bytes_of_client[call.client]:
-                del self._bytes_of_client[call.client]
-            call.received = 0
-
-    def _beyond(self, call: Call, peer: str) -> str:
-        """Which limit the call is beyond that nobody can make room at; "": none."""
-        if call.kind is self.joining:
-            full = self._under_way[self.sessions] >= self.sessions.most
-            return (
-                f"{self.sessions.most} {self.sessions.name}" if full else self._full(self._session_bounds(call, peer))
-            )
-        if call.client and self._of_client[call.client] >= self._limits.calls_of_a_client:
-            return f"{self._limits.calls_of_a_client} calls of the client {call.client}"
-        return ""
+        self._count(call.counts, -1)
+        call.kind, call.counts = kind, (kind.name,)
+        self._count(call.counts, 1)
 
     def _most_silent(self, call: Call, of_its_host: bool) -> Call | None:
         """The call that has waited longest for its client, and that is to make room for another one of its kind.
@@ -369,17 +321,6 @@ class CallRoom:
 
 def _host_of(peer: str) -> str:
     return peer.rpartition(":")[0] or peer  # gRPC names a peer `ipv4:127.0.0.1:50051`
-
-
-def _add(counter: Counter[str], key: str, one: int) -> None:
-    """Adds to a count that is forgotten once it is 0; "" is not counted."""
-    if not key:
-        return
-    left = counter[key] + one
-    if left:
-        counter[key] = left
-    else:
-        del counter[key]
 
 
 def _refused(why: str) -> CallRefused:
@@ -424,10 +365,6 @@ class CallRates:
 
 
 # The limits of one gRPC server: calls at once, and how long clients may take
-
-
-_LEAST_BYTES = 1 << 30
-_PART = 8  # one part in so many of the memory here
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,14 +434,3 @@ class CallLimits:
     def answering(self) -> int:
         """Threads that answer calls which have waited."""
         return max(4, self.threads // 8)
-
-    @property
-    def most_upload_bytes(self) -> int:
-        """`upload_bytes` in effect."""
-        return max(_LEAST_BYTES, memory_limit() // _PART) if self.upload_bytes is None else self.upload_bytes
-
-    @property
-    def most_upload_bytes_of_a_client(self) -> int:
-        """`upload_bytes_of_a_client` in effect."""
-        given = self.upload_bytes_of_a_client
-        return self.most_upload_bytes // 2 if given is None else given

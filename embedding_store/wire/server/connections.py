@@ -162,19 +162,14 @@ class CountedPort(Closing):
         before = self._heard.get(peer)
         self._heard[peer] = (standing if before is None else max(standing, before[0]), time.monotonic())
 
-    def bring_within(self, connections: Sequence[CountedConnection], now: float, known: Mapping[str, object]) -> int:
-        """Ends what is too much; how many that were.
-
-        Args:
-            connections: All that there are.
-            known: Of those who were heard, who was so before `connections` were looked for.
-        """
+    def bring_within(self, connections: Sequence[CountedConnection], now: float) -> int:
+        """Ends what is too much of all `connections`, which were looked for since `now`; how many that were."""
         peers = {connection.peer: connection for connection in connections}
-        for name in known:
-            if (connection := peers.get(_peer_of(name))) is None:
+        for name, (standing, heard) in dict(self._heard).items():
+            if (connection := peers.get(_peer_of(name))) is not None:
+                connection.standing, connection.heard = standing, heard
+            elif heard < now:  # it is gone
                 self._heard.pop(name, None)
-            else:
-                connection.standing, connection.heard = self._heard[name]
         ended = beyond(connections, self.bounds, now)
         for connection in ended:
             _shut_down(connection)
@@ -187,10 +182,6 @@ class CountedPort(Closing):
                 "%d connections to port %d were ended: too many, or silent for too long (%s)", said, self.number, hosts
             )
         return len(ended)
-
-    def heard_so_far(self) -> Mapping[str, object]:
-        """Who was heard by now."""
-        return dict(self._heard)
 
 
 def beyond(connections: Sequence[CountedConnection], bounds: Bounds, now: float) -> list[CountedConnection]:
@@ -280,7 +271,6 @@ class _Watch:
 
     def _look(self, now: float) -> int:
         """How many connections were ended."""
-        known = {port: port.heard_so_far() for port in self._ports.values()}
         found: dict[int, CountedConnection | None] = {}
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):  # it is closed by now
@@ -292,9 +282,9 @@ class _Watch:
                     )
         self._sockets = found
         ended = 0
-        for port, heard in known.items():
+        for port in self._ports.values():
             there = [one for one in found.values() if one is not None and one.port is port and not one.ended]
-            ended += port.bring_within(there, now, heard)
+            ended += port.bring_within(there, now)
         return ended
 
     def _connection(self, descriptor: int, inode: int, now: float) -> CountedConnection | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
@@ -19,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, ElastableError, PermissionDenied, Unauthenticated
 from elastable.embedding_store.measures import PROCESS, TRACE_KEY, Counts, Tracer
 from elastable.embedding_store.support.address import Address
@@ -74,8 +75,8 @@ class Service:
         handlers: Method name -> handler.
         close: Ends calls that would last as long as their client lives.
         sessions: Names of those calls.
-        waiting: Names of other calls that may wait for something to happen here. Methods of both kinds may return a
-            `Later`.
+        waiting: Names of other calls with one answer that may wait for something to happen here. Methods of both kinds
+            may return a `Later`, and so may all that answer with a stream.
         not_ready: Says why it cannot do its work now; None: it can. Health checks ask it.
         proofs: What its callers show within a job; none outside of one, where roles decide.
         of_known: Method name -> says of a request why it is only for callers who have shown a token or a certificate;
@@ -92,7 +93,7 @@ class Service:
     of_known: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
 
-class GrpcServer:
+class GrpcServer(Closing):
     """Serves some services, with health, from construction to `stop`; with reflection where nothing secures it.
 
     Args:
@@ -185,10 +186,7 @@ class GrpcServer:
         self._guard.close()
         self._pool.shutdown(wait=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.stop()
 
 
@@ -350,7 +348,7 @@ class CheckedCalls(Interceptor):
         self._counts, self._callers, self._guard, self._connections = counts, callers, guard, connections
         self._known: dict[str, Handler] = {}
         begin = partial(self._begin, OTHER_METHODS, Rule(Role.READER, Proof.NONE), {}, None)
-        self._not_served = guard.guarded("", grpc.stream_stream_rpc_method_handler(_not_served), begin, False, False)
+        self._not_served = guard.guarded("", grpc.stream_unary_rpc_method_handler(_not_served), begin, False, False)
 
     def intercept_service(
         self,
@@ -368,13 +366,14 @@ class CheckedCalls(Interceptor):
         service = self._services.get(name, _NO_SERVICE)
         rule = None if method == HEALTH_CHECK else rule_of_call(method)
         served = call in service.handlers or method == HEALTH_CHECK
-        waits, said = call in service.sessions or call in service.waiting, f"{name}/{call}" if served else OTHER_METHODS
+        waits = handler.response_streaming or call in service.sessions or call in service.waiting
+        said = f"{name}/{call}" if served else OTHER_METHODS
         if (why_known := service.of_known.get(call)) is not None:
             handler = self._of_known(call, handler, why_known)
         if rule is not None and rule.role is Role.ADMINISTRATOR and not handler.response_streaming:
             handler = audited(method, handler, self._callers)
         tracer = PROCESS.tracer if served else None
-        if tracer is not None and not (waits or handler.response_streaming):
+        if tracer is not None and not waits:
             handler, tracer = _within_span(handler, said, tracer), None
         begin = partial(self._begin, said, rule, service.proofs, tracer)
         handler = self._guard.guarded(method, handler, begin, call in service.sessions, waits)
@@ -420,9 +419,8 @@ class CheckedCalls(Interceptor):
                 raise
 
 
-def _not_served(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+def _not_served(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
     context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-    yield b""
 
 
 def at_end_of(context: grpc.ServicerContext, do: Callable[[], None]) -> None:

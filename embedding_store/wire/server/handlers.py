@@ -1,15 +1,21 @@
 """gRPC handlers of a servicer's methods: decode the request, call the method, encode the reply."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.wire.access.credentials import Proof, secret_of
 
 Body = Message | bytes
 """A request or reply: a small message, or a frame."""
@@ -79,44 +85,45 @@ class Later(Generic[T]):
 Answer = Body | Iterable[Body] | Later[Any]
 
 
-OfCall = Callable[[grpc.ServicerContext], object]
-"""What a method takes of a call next to the request."""
+# Handlers of a servicer's methods, by the names and shapes of the calls in proto/
 
 
-def control(method: Callable[..., Any], request: type[Message], *of_call: OfCall) -> Handler:
-    """A call of one small message each way, whose answer may come later.
+_OF_CALL: dict[str, Callable[[grpc.ServicerContext], object]] = {
+    "context": lambda context: context,
+    "client": lambda context: unquote(context.peer()),
+    "session": partial(secret_of, proof=Proof.SESSION),
+    "owner": partial(secret_of, proof=Proof.OWNER),
+}
+
+
+def handlers_of(service: str, methods: object) -> dict[str, Handler]:
+    """Handlers of those calls of a service for which there is a method, named as the call is: `lookup_small`.
+
+    A method takes the request: parsed, unless its annotation is `bytes`; of a call that takes a stream an iterator of
+    bytes. And it takes by name what it wants of the call: its `context`, the address of its `client`, the secret of a
+    `session` or of an `owner`. It returns a message or bytes, or an iterable of them where the call answers with a
+    stream; or it may return a `Later`, as `Service.waiting` says.
 
     Args:
-        method: Takes the message, and what `of_call` finds in the call's context.
-        request: The message's class.
-        of_call: For example `client_of`.
+        service: Full name.
+        methods: Has them as attributes.
     """
-    return grpc.unary_unary_rpc_method_handler(_method(method, of_call), request.FromString, _serialized)
+    found = {}
+    for call in descriptor_pool.Default().FindServiceByName(service).methods:
+        method = getattr(methods, re.sub(r"(?<!^)(?=[A-Z])", "_", call.name).lower(), None)
+        if method is not None:
+            found[call.name] = _handler(method, call)
+    return found
 
 
-def upload(method: Callable[..., Message | Later[Any]], *of_call: OfCall) -> Handler:
-    """A call of frames that are answered by one small message, or later; arguments as of `control`."""
-    return grpc.stream_unary_rpc_method_handler(_method(method, of_call), None, _serialized)
+def _handler(method: Callable[..., Any], call: Any) -> Handler:
+    request, *more = signature(method).parameters.values()
+    finds = [_OF_CALL[of.name] for of in more]
+    raw = call.client_streaming or request.annotation is bytes
+    parse = None if raw else GetMessageClass(call.input_type).FromString
+    make = _SHAPES[call.client_streaming, call.server_streaming]
+    return make(lambda request, context: method(request, *(find(context) for find in finds)), parse, _serialized)
 
 
-def stream(method: Callable[..., Iterable[bytes] | Later[Any]], request: type[Message], *of_call: OfCall) -> Handler:
-    """A call of one small message that is answered by frames, or later; arguments as of `control`."""
-    return grpc.unary_stream_rpc_method_handler(_method(method, of_call), request.FromString, None)
-
-
-def both_ways(method: Callable[..., Iterable[bytes] | Later[Any]], *of_call: OfCall) -> Handler:
-    """A call of frames each way, whose answer may come later; arguments as of `control`."""
-    return grpc.stream_stream_rpc_method_handler(_method(method, of_call))
-
-
-def client_of(context: grpc.ServicerContext) -> str:
-    """The address that a call comes from."""
-    return unquote(context.peer())
-
-
-def _method(method: Callable[..., Any], of_call: Sequence[OfCall]) -> Callable[[Any, grpc.ServicerContext], Any]:
-    return lambda request, context: method(request, *(find(context) for find in of_call))
-
-
-def _serialized(reply: Message) -> bytes:
-    return reply.SerializeToString()
+def _serialized(reply: Body) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-import grpc
 import numpy as np
 from google.protobuf.message import Message
 
@@ -25,21 +24,12 @@ from elastable.embedding_store.support.array_body import MAX_BODY_BYTES, BodyPla
 from elastable.embedding_store.support.futures import Timers, at_once, settle, settle_error
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.access.credentials import Proof, Proofs, secret_of
+from elastable.embedding_store.wire.access.credentials import Proofs
 from elastable.embedding_store.wire.messages import store_messages as messages
 from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, FrameReader, ReplyFrames, ReplyRoom, encode
 from elastable.embedding_store.wire.messages.plain_data import to_message
 from elastable.embedding_store.wire.server.grpc_server import NotReady, Service
-from elastable.embedding_store.wire.server.handlers import (
-    Answer,
-    Handler,
-    Later,
-    both_ways,
-    client_of,
-    control,
-    stream,
-    upload,
-)
+from elastable.embedding_store.wire.server.handlers import Answer, Later, handlers_of
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 LONGEST_LEASE_S = 3600.0
@@ -193,17 +183,7 @@ def store_service(
         lookups: Counts what clients look up; None: nobody wants to know.
         not_ready: As of `Service`.
     """
-    changing = {call: upload(_refusing(call)) for call in ("Put", "Delete", "ResetVersion", "PushRows")}
-    for call, request in (("CreateTable", store_pb2.CreateTableRequest), ("DropTable", store_pb2.DropTableRequest)):
-        changing[call] = control(_refusing(call), request)
-    return StoreServicer(store, lookups).service(changing, not_ready, {})
-
-
-def _refusing(call: str) -> Callable[[object], Message]:
-    def refuse(request: object) -> Message:
-        raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")
-
-    return refuse
+    return _MastersStore(store, lookups).service(not_ready, {})
 
 
 class StoreServicer:
@@ -219,27 +199,15 @@ class StoreServicer:
     def __init__(self, store: EmbeddingStore, lookups: LookupCounts | None = None) -> None:
         self._store, self._lookups = store, lookups or LookupCounts()
         self.pins = ServedPins(store)
+        self.pin = self.pins.pin
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._room = ReplyRoom()
         self._versions = VersionWaits(store)
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
-    def service(self, changing: Mapping[str, Handler], not_ready: NotReady, proofs: Proofs) -> Service:
-        """The service, with the calls that change the store; `proofs`: as of `Service`."""
-        handlers = {
-            "GetStoreStatus": control(
-                self.get_store_status, store_pb2.StoreStatusRequest, partial(secret_of, proof=Proof.OWNER)
-            ),
-            "TableStatistics": control(self.table_statistics, store_pb2.TableStatisticsRequest),
-            "Attach": control(self.attach, store_pb2.AttachRequest),
-            "Lookup": both_ways(self.lookup, client_of),
-            "LookupSmall": grpc.unary_unary_rpc_method_handler(self.lookup_small),
-            "ReadRows": both_ways(self.read_rows, client_of),
-            "Follow": stream(self.follow, store_pb2.FollowRequest),
-            "Pin": control(self.pins.pin, store_pb2.PinRequest, client_of),
-            **changing,
-        }
-        waiting = frozenset({"GetStoreStatus", "Lookup", "Follow"})
+    def service(self, not_ready: NotReady, proofs: Proofs) -> Service:
+        """The service; `proofs`: as of `Service`."""
+        handlers, waiting = handlers_of(messages.STORE_SERVICE, self), frozenset({"GetStoreStatus"})
         return Service(messages.STORE_SERVICE, handlers, self.close, frozenset(), waiting, not_ready, proofs)
 
     def close(self) -> None:
@@ -251,14 +219,14 @@ class StoreServicer:
         """Call it after a table was dropped."""
         self._specs = {}
 
-    def get_store_status(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> Later[None]:
-        wait_s = _wait_s("StoreStatusRequest", request.wait_ms)
-        of_shard = self.status_of_shard(request, secret)
+    def get_store_status(self, request: store_pb2.StoreStatusRequest, owner: bytes) -> Later[None]:
+        wait_s = messages.wait_seconds("StoreStatusRequest", request.wait_ms)
+        of_shard = self.status_of_shard(request, owner)
         there = self._versions.when(request.at_least, wait_s)
         return Later(there, lambda _: self._status(request, of_shard))
 
-    def status_of_shard(self, request: store_pb2.StoreStatusRequest, secret: bytes) -> store_pb2.StoreStatus:
-        """What only store servers say, to a caller with that secret. Raises `Unsupported` where there is nothing."""
+    def status_of_shard(self, request: store_pb2.StoreStatusRequest, owner: bytes) -> store_pb2.StoreStatus:
+        """What only store servers say; `owner`: what the caller shows. Raises `Unsupported` where there is nothing."""
         if request.owner or request.shard or request.owned:
             raise Unsupported("GetStoreStatus: this is no store server, and has neither an owner nor a share of a job")
         return store_pb2.StoreStatus()
@@ -302,33 +270,28 @@ class StoreServicer:
         if (len(ids) and (header.block_rows or header.state)) or (header.block_rows and header.state):
             raise BadInput("ReadRows: ids, block_rows or state: ask for one of them")
         if header.state:
-            return self._state(table, source, client)
+            admission = self._specs_of((table,))[table].admission
+            size = 0 if admission is None else 2 * admission.counters
+            return self._sent(size, client, lambda: messages.state_frames(table, source.table_state(table)))
         row_bytes = self._row_bytes(table)
         if header.block_rows:
             rows = min(header.block_rows, max(1, _BLOCK_BYTES // row_bytes))
-            return self._blocks(table, source, rows, rows * row_bytes, client)
-        _refuse_long_reply("ReadRows", len(ids) * row_bytes, MAX_BODY_BYTES)
-        return self._rows_of(table, source, ids, len(ids) * row_bytes, client)
+            blocks = (messages.block_frames(table, block) for block in source.scan(table, rows))
+            return self._sent(rows * row_bytes, client, lambda: chain.from_iterable(blocks))
+        size = len(ids) * row_bytes
+        _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
+        return self._sent(size, client, lambda: messages.block_frames(table, source.read_rows(table, ids)))
 
-    def _state(self, table: str, source: Snapshot, client: str) -> Iterator[bytes]:
-        spec = self._specs_of((table,))[table]
-        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters, client):
-            yield from messages.state_frames(table, source.table_state(table))
-
-    def _blocks(self, table: str, source: Snapshot, rows: int, size: int, client: str) -> Iterator[bytes]:
+    def _sent(self, size: int, client: str, frames: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        """Frames of a reply, once there is room for it."""
         with self._room.taken(size, client):
-            for block in source.scan(table, rows):
-                yield from messages.block_frames(table, block)
-
-    def _rows_of(self, table: str, source: Snapshot, ids: Int64, size: int, client: str) -> Iterator[bytes]:
-        with self._room.taken(size, client):
-            yield from messages.block_frames(table, source.read_rows(table, ids))
+            yield from frames()
 
     def lookup(self, frames: Iterator[bytes], client: str) -> Later[None]:
         return self._reply(frames, MAX_BODY_BYTES, client, lambda replies: replies)
 
-    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> Answer:
-        return self._reply((frame,), ONE_FRAME_BYTES, client_of(context), _only_frame).at_once()
+    def lookup_small(self, frame: bytes, client: str) -> Answer:
+        return self._reply((frame,), ONE_FRAME_BYTES, client, _only_frame).at_once()
 
     def _reply(
         self, frames: Iterable[bytes], limit: int, client: str, answer: Callable[[Iterator[bytes]], Answer]
@@ -360,13 +323,8 @@ class StoreServicer:
         for table, wanted in ids.items():
             require_ids(specs[table], wanted)  # here, as the store only sees pieces of them
             header.tables.add(table=table, count=len(wanted), dim=specs[table].dim, dtype="float32")
-        dims = {table: specs[table].dim for table in ids}
-
-        def gathered() -> Iterator[bytes]:
-            with self._room.taken(size, client):
-                yield from ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
-
-        return gathered()
+        dims, said = {table: specs[table].dim for table in ids}, header.SerializeToString()
+        return self._sent(size, client, lambda: ReplyFrames(said, ids, dims).filled(source, version, self._gatherers))
 
     def _row_bytes(self, table: str) -> int:
         """Bytes of a row with its slots, on the wire."""
@@ -383,6 +341,19 @@ class StoreServicer:
                 if table not in specs:
                     raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
         return specs
+
+
+class _MastersStore(StoreServicer):
+    """Of the store of a job's master: refuses what would change it."""
+
+    def __init__(self, store: EmbeddingStore, lookups: LookupCounts | None) -> None:
+        super().__init__(store, lookups)
+        for call in ("create_table", "drop_table", "put", "delete", "reset_version", "push_rows"):
+            setattr(self, call, partial(_refuse, call.title().replace("_", "")))
+
+
+def _refuse(call: str, request: object) -> Message:
+    raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")
 
 
 def _only_frame(replies: Iterator[bytes]) -> bytes:
@@ -410,16 +381,8 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
     if len(set(tables)) < len(tables):
         raise BadInput("LookupRequest: a table is in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
-    wait_s = _wait_s("LookupRequest", header.wait_ms)
+    wait_s = messages.wait_seconds("LookupRequest", header.wait_ms)
     return ids, messages.optional(header, "version"), wait_s, header.pin
-
-
-def _wait_s(message: str, wait_ms: int) -> float:
-    if not 0 <= wait_ms <= messages.LONGEST_WAIT_S * 1000:
-        raise BadInput(
-            f"{message}: wait_ms {wait_ms}: wait from 0 to {messages.LONGEST_WAIT_S * 1000:.0f}, and call again"
-        )
-    return wait_ms / 1000
 
 
 # Calls that wait for a version of a store: one thread watches for all of them, while there are any
@@ -441,7 +404,7 @@ class VersionWaits:
         self._store = store
         self._timers = Timers("elastable-version-waits")
         self._lock = threading.Lock()
-        self._waiting: dict[int, set[Future[None]]] = {}
+        self._waiting: dict[Future[None], int] = {}  # -> the version that is waited for
         self._watching = False
 
     def when(self, version: int, wait_s: float) -> Future[None]:
@@ -450,17 +413,14 @@ class VersionWaits:
             return at_once(None)
         result: Future[None] = Future()
         with self._lock:
-            self._waiting.setdefault(version, set()).add(result)
+            self._waiting[result] = version
             start, self._watching = not self._watching, True
         timer = self._timers.call_at(time.monotonic() + wait_s, lambda: settle(result, None))
 
         def over(_: object) -> None:
             timer.cancel()
             with self._lock:
-                waiting = self._waiting.get(version, set())
-                waiting.discard(result)
-                if not waiting:
-                    self._waiting.pop(version, None)
+                self._waiting.pop(result, None)
 
         result.add_done_callback(over)
         if start:
@@ -494,9 +454,4 @@ class VersionWaits:
     def _of(self, version: int | None) -> list[Future[None]]:
         """Those that wait for that version or one before; None: all."""
         with self._lock:
-            return [
-                result
-                for wanted, waiting in self._waiting.items()
-                if version is None or wanted <= version
-                for result in waiting
-            ]
+            return [result for result, wanted in self._waiting.items() if version is None or wanted <= version]

@@ -14,16 +14,22 @@ Each packet is JSON, with descriptors attached.
 """
 
 import json
+import logging
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from typing import Generic, TypeVar
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
-from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.errors import StoreFailed, Unavailable, Unsupported
 from elastable.embedding_store.support.memory_mapping import HUGE_PAGE_BYTES
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.shared.sealed_memory import EXTENT_BYTES
 
 NOTIFICATIONS, LAYOUT, CHANNEL = b"b", b"l", b"o"
@@ -40,6 +46,10 @@ TABLE_SLABS = 8
 _DTYPES = ("<f4", "<u2", "|u1", "<i8", "<u8")
 _PACKET_BYTES = 64 << 10
 _ANSWER_S = 5.0
+_LOOK_AGAIN_S = 5.0
+_LOG = logging.getLogger(__name__)
+
+Memory = TypeVar("Memory", bound=Closing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +140,19 @@ def send_packet(connection: socket.socket, packet: Packet, descriptors: Sequence
     socket.send_fds(connection, [json.dumps(packet).encode()], list(descriptors))
 
 
-def receive_packet(connection: socket.socket) -> tuple[Packet | None, list[int]]:
-    """One packet and its descriptors, which the caller closes; None if the other side has closed the connection.
+def receive_packet(connection: socket.socket) -> tuple[Packet, list[int]]:
+    """One packet and its descriptors, which the caller closes.
 
     Raises:
-        OSError: the connection failed, or nothing arrived in time.
+        OSError: the connection failed, the other side has closed it, or nothing arrived in time.
         StoreFailed: the packet is malformed.
     """
     text, descriptors, _, _ = socket.recv_fds(connection, _PACKET_BYTES, TABLE_SLABS)
+    if not text and not descriptors:
+        raise ConnectionError("the owner of the memory hung up")
     try:
-        packet = json.loads(text) if text else None
-        if not isinstance(packet, dict | None):
+        packet = json.loads(text)
+        if not isinstance(packet, dict):
             raise ValueError(f"it is a {type(packet).__name__}")
     except MALFORMED as error:
         for descriptor in descriptors:
@@ -169,3 +181,72 @@ def require_known_user(connection: socket.socket) -> int:
     if user not in (ours, _ROOT):
         raise PermissionError(f"the process at the other end is of user {user}, this one of {ours}")
     return int(user)
+
+
+# What a process has attached of a server: tried again now and then while it cannot be
+
+
+class Attached(Closing, Generic[Memory]):
+    """Memory that is shared with a server: attached when it is first asked for, and asked for again while it is not.
+
+    Safe to use from many threads.
+
+    Args:
+        connection: To the server; stays open.
+        attach: Attaches its memory.
+        near, far: What is logged with the server's address: once that succeeds; why it cannot be.
+
+    Attributes:
+        memory: What is attached now; None: nothing.
+    """
+
+    def __init__(
+        self, connection: ServerConnection, attach: Callable[[], Memory], near: str, far: str, now: bool = False
+    ) -> None:
+        """`now`: raises what `attach` does, where it cannot be at once."""
+        self._connection, self._attach, self._near, self._far = connection, attach, near, far
+        self._attaching = threading.Lock()
+        self._look_again = 0.0
+        self._reason: str | None = None  # why it cannot be, as it was logged
+        self._closed = False
+        self.memory = attach() if now else None
+
+    def find(self) -> Memory | None:
+        """The memory, attached now where it is time to try. Raises `Unavailable`: the server is not reached."""
+        if self.memory is not None or self._closed or time.monotonic() < self._look_again:
+            return self.memory
+        with self._attaching:
+            if self.memory is None and not self._closed and time.monotonic() >= self._look_again:
+                self._look_again = time.monotonic() + _LOOK_AGAIN_S
+                try:
+                    self.memory = self._attach()
+                    self._reason = None
+                    _LOG.info(self._near, self._connection.address)
+                except Unavailable:  # an OSError, too
+                    raise
+                except (OSError, Unsupported) as error:
+                    self._log(error)
+        return self.memory
+
+    def leave(self, memory: Memory | None, why: Exception | None = None) -> None:
+        """Gives memory back that is of no use any more; without a reason it is tried again at once."""
+        with self._attaching:
+            if memory is not None and self.memory is memory:
+                self.memory = None
+                self._look_again = 0.0 if why is None else time.monotonic() + _LOOK_AGAIN_S
+        if why is not None:
+            self._log(why)
+        if memory is not None:
+            memory.close()
+
+    def close(self) -> None:
+        with self._attaching:
+            self._closed = True
+            memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()
+
+    def _log(self, why: Exception) -> None:
+        if str(why) != self._reason:  # it is tried again every few seconds
+            self._reason = str(why)
+            _LOG.info(self._far, self._connection.address, why)

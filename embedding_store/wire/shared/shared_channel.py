@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.support.array_body import BodyPlan, raw
@@ -38,7 +39,7 @@ class SharedMessage:
     stamp: int
 
 
-class SharedChannel:
+class SharedChannel(Closing):
     """The sender's side: its memory, and a connection that the channel lives as long as. Not for two threads at once.
 
     A gRPC call names the channel and the stamp of the message in it. The receiver copies the message before it answers
@@ -61,9 +62,9 @@ class SharedChannel:
         try:
             socket.send_fds(self._connection, [token + CHANNEL], [self._fd])
             answer, _ = receive_packet(self._connection)
-            number = None if answer is None else answer.get(CHANNEL_NUMBER)
+            number = answer.get(CHANNEL_NUMBER)
             if type(number) is not int:
-                raise ConnectionError("the owner of the memory hung up")
+                raise ConnectionError(f"the owner of the memory has {number!r} for the channel's number")
         except BaseException:
             self._connection.close()
             raise

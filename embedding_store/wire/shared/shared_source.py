@@ -1,6 +1,5 @@
 """Rows of a store in another process, read from its memory where that is on this host, else over gRPC."""
 
-import logging
 import os
 import select
 import socket
@@ -9,11 +8,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import LookupRequest, RowSource, refuse_other_version
 from elastable.embedding_store.contract.spec import TableSpec
@@ -29,11 +30,9 @@ from elastable.embedding_store.tables.table_reader import TableReader, answer_re
 from elastable.embedding_store.wire.messages.frames import require_wire_ids
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.embedding_store.wire.shared import attachment as protocol
+from elastable.embedding_store.wire.shared.attachment import Attached
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 from elastable.embedding_store.wire.shared.version_board import Notice, ReadBoard
-
-_LOOK_AGAIN_S = 5.0
-_LOG = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -62,26 +61,20 @@ class SharedSource(RowSource):
         self, remote: RemoteSource, threads: int | None = None, required: bool = False, ahead: bool = False
     ) -> None:
         self._remote = remote
-        self._ahead = ahead
-        self._threads = threads
-        self._attachment: Attachment | None = None
-        self._attaching = threading.Lock()
-        self._look_again = 0.0
-        self._reason: str | None = None  # why rows are read over gRPC, as it was logged
-        self._closed = False
-        if required:
-            try:
-                self._attachment = self._attach()
-            except Unavailable:
-                raise
-            except OSError as error:
-                where = f"the memory of the store at {remote.address}"
-                raise Unsupported(f"{where} cannot be attached: {error}; is it on this host?") from error
+        near, far = "rows of the store at %s are read from its memory", "rows of the store at %s are read over gRPC: %s"
+        attach = partial(_attachment_of, remote, threads, ahead)
+        try:
+            self._attached = Attached(remote.connection, attach, near, far, now=required)
+        except Unavailable:
+            raise
+        except OSError as error:
+            where = f"the memory of the store at {remote.address}"
+            raise Unsupported(f"{where} cannot be attached: {error}; is it on this host?") from error
 
     @property
     def attached(self) -> bool:
         """Whether lookups go to the store's memory."""
-        return self._attachment is not None
+        return self._attached.memory is not None
 
     def specs(self) -> dict[str, TableSpec]:
         """All tables by name."""
@@ -117,68 +110,36 @@ class SharedSource(RowSource):
         return found
 
     def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
-        if self._current() is None:
+        if self._attached.find() is None:
             return self._remote.lookup_when(ids, version, wait_s)  # which waits and looks up in one call
         return super().lookup_when(ids, version, wait_s)
 
     def forget(self) -> None:
         """Detaches: a new store may have other memory."""
-        attachment = self._attachment
-        if attachment is not None:
-            self._leave(attachment)
+        self._attached.leave(self._attached.memory)
 
     def close(self) -> None:
         """Detaches, and closes the connection. Closing twice is harmless."""
-        with self._attaching:
-            self._closed = True
-            attachment, self._attachment = self._attachment, None
-        if attachment is not None:
-            attachment.close()
+        self._attached.close()
         self._remote.close()
 
     def _near(self, ask: "Callable[[Attachment], Answer | None]") -> Answer | None:
         """What the attachment answers; None where there is none, or it does not know."""
-        attachment = self._current()
+        attachment = self._attached.find()
         if attachment is None:
             return None
         try:
             return ask(attachment)
         except Detached:
-            self._leave(attachment)
+            self._attached.leave(attachment)  # the owner is gone, or has closed its store
             # Whatever was to be waited for: a store that is gone for good is to be missed within the deadline.
             self._remote.version()
             return None
 
-    def _current(self) -> "Attachment | None":
-        """The attachment, made now where it is time to try."""
-        if self._attachment is not None or self._closed or time.monotonic() < self._look_again:
-            return self._attachment
-        with self._attaching:
-            if self._attachment is None and not self._closed and time.monotonic() >= self._look_again:
-                self._look_again = time.monotonic() + _LOOK_AGAIN_S
-                try:
-                    self._attachment = self._attach()
-                    self._reason = None
-                    _LOG.info("rows of the store at %s are read from its memory", self._remote.address)
-                except Unavailable:
-                    raise
-                except (OSError, Unsupported) as error:
-                    if str(error) != self._reason:  # it is tried again every few seconds
-                        self._reason = str(error)
-                        _LOG.info("rows of the store at %s are read over gRPC: %s", self._remote.address, error)
-        return self._attachment
 
-    def _attach(self) -> "Attachment":
-        name, token = self._remote.attach()
-        return Attachment(name, token, self._threads, self._ahead)
-
-    def _leave(self, attachment: "Attachment") -> None:
-        """The owner is gone, or has closed its store."""
-        with self._attaching:
-            if self._attachment is attachment:
-                self._attachment = None
-                self._look_again = 0.0
-        attachment.close()
+def _attachment_of(remote: RemoteSource, threads: int | None, ahead: bool) -> "Attachment":
+    name, token = remote.attach()
+    return Attachment(name, token, threads, ahead)
 
 
 # The client of an attachment server: reads the rows of a store from its memory
@@ -195,7 +156,7 @@ class Detached(Exception):
     """The owner has closed its store or has exited."""
 
 
-class Attachment:
+class Attachment(Closing):
     """The memory of one store. Safe to use from many threads at once.
 
     Args:
@@ -214,9 +175,9 @@ class Attachment:
         self._notifications = protocol.connected(name)
         try:
             self._notifications.send(token + protocol.NOTIFICATIONS)
-            answer, descriptors = protocol.receive_packet(self._notifications)
-            if answer is None or len(descriptors) != 1:
-                raise ConnectionError("the owner of the memory hung up")
+            _, descriptors = protocol.receive_packet(self._notifications)
+            if len(descriptors) != 1:
+                raise ConnectionError(f"the owner of the memory sent {len(descriptors)} boards")
             with closing(os.fdopen(descriptors[0], "rb", buffering=0)):
                 self._board = ReadBoard(descriptors[0])
         except BaseException:
@@ -478,8 +439,6 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     """
     connection.send(token + protocol.LAYOUT)
     begin, _ = protocol.receive_packet(connection)
-    if begin is None:
-        raise ConnectionError("the owner of the memory hung up")
     generation, count = begin.get("generation"), begin.get("tables")
     if type(generation) is not int or type(count) is not int:
         raise StoreFailed("the owner of shared rows does not say how many tables there are")
@@ -487,8 +446,6 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     for _ in range(count):
         packet, descriptors = protocol.receive_packet(connection)
         try:
-            if packet is None:
-                raise ConnectionError("the owner of the memory hung up")
             table = _attached(packet, descriptors)
             tables[table.spec.name] = table
         finally:

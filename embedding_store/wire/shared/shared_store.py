@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 
@@ -222,6 +222,7 @@ class AttachmentServer:
         self._subscribers: tuple[socket.socket, ...] = ()
         self._senders: dict[socket.socket, int] = {}
         self._visitors: dict[socket.socket, float] = {}  # came, have said nothing yet, and until when they may
+        self._waiting = selectors.DefaultSelector()  # with what is done once a socket has something to read
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most = _MOST if limit == resource.RLIM_INFINITY else max(4, min(_MOST, limit // _SHARE))
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -254,18 +255,19 @@ class AttachmentServer:
         self._wake.close()
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self._listener, selectors.EVENT_READ)
+        with self._waiting as waiting:
             waiting.register(self._woken, selectors.EVENT_READ)
+            waiting.register(self._listener, selectors.EVENT_READ, lambda _: self._let_in())
             while True:
-                ready = {key.fileobj for key, _ in waiting.select(timeout=_ANSWER_S if self._visitors else 60.0)}
+                ready = {key.fileobj: key.data for key, _ in waiting.select(_ANSWER_S if self._visitors else 60.0)}
                 if self._woken in ready:
                     break
-                for other in [other for other in (*self._subscribers, *self._senders) if other in ready]:
-                    self._hang_up(waiting, other)
-                self._see_visitors(waiting, ready)
-                if self._listener in ready:
-                    self._let_in(waiting)
+                now = time.monotonic()
+                for late in [visitor for visitor, until in self._visitors.items() if until < now]:
+                    ready.setdefault(late, self._hang_up)
+                # Who goes first: there is room for who comes then.
+                for end in sorted(ready, key=lambda end: (end is self._listener, end in self._visitors)):
+                    ready[end](end)
         for end in (self._listener, self._woken, *self._subscribers, *self._senders, *self._visitors):
             end.close()
         if self._spare >= 0:
@@ -274,7 +276,7 @@ class AttachmentServer:
         self._senders, self._visitors = {}, {}
         self.channels.close()
 
-    def _let_in(self, waiting: selectors.BaseSelector) -> None:
+    def _let_in(self) -> None:
         """Accepts one connection; its request is read once it arrives."""
         try:
             connection, _ = self._listener.accept()
@@ -286,13 +288,16 @@ class AttachmentServer:
             attachment.require_known_user(connection)
             if len(self._visitors) >= self.most:
                 raise OSError(f"{self.most} processes are connecting already")
-            connection.setblocking(False)
-            waiting.register(connection, selectors.EVENT_READ)
+            self._wait_for(connection, self._answer)
         except (OSError, BadInput) as error:
             _LOG.warning("a process was refused: %s", error)
             connection.close()
             return
         self._visitors[connection] = time.monotonic() + _ANSWER_S
+
+    def _wait_for(self, connection: socket.socket, do: Callable[[socket.socket], None]) -> None:
+        connection.setblocking(False)
+        self._waiting.register(connection, selectors.EVENT_READ, do)
 
     def _turn_away(self, error: OSError) -> None:
         """No descriptor is left: closes the connection with the spare one, else it would be reported for ever."""
@@ -305,19 +310,10 @@ class AttachmentServer:
         with suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _see_visitors(self, waiting: selectors.BaseSelector, ready: Container[object]) -> None:
-        now = time.monotonic()
-        for connection, until in list(self._visitors.items()):
-            if connection in ready or until < now:
-                del self._visitors[connection]
-                waiting.unregister(connection)
-                if connection in ready:
-                    self._answer(waiting, connection)
-                else:
-                    connection.close()
-
-    def _answer(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         """Answers the request of an accepted process."""
+        del self._visitors[connection]
+        self._waiting.unregister(connection)
         handed: list[int] = []
         try:
             said, handed, _, _ = socket.recv_fds(connection, attachment.TOKEN_BYTES + 1, 1)
@@ -326,10 +322,10 @@ class AttachmentServer:
             if not hmac.compare_digest(token, self.token):
                 wish = b""
             if wish == attachment.CHANNEL and handed:
-                self._take_channel(waiting, connection, handed.pop(0))
+                self._take_channel(connection, handed.pop(0))
                 return
             if wish == attachment.NOTIFICATIONS:
-                self._subscribe(waiting, connection)
+                self._subscribe(connection)
                 return
             if wish == attachment.LAYOUT:
                 self._send_layout(connection)
@@ -340,16 +336,15 @@ class AttachmentServer:
                 os.close(descriptor)
         connection.close()
 
-    def _subscribe(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+    def _subscribe(self, connection: socket.socket) -> None:
         """Raises `OSError` if there are too many, or the process is gone."""
         if len(self._subscribers) >= self.most:
             raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are reserved for")
         attachment.send_packet(connection, {"board": True}, [self._board])
-        connection.setblocking(False)
-        waiting.register(connection, selectors.EVENT_READ)
+        self._wait_for(connection, self._hang_up)
         self._subscribers = (*self._subscribers, connection)
 
-    def _take_channel(self, waiting: selectors.BaseSelector, connection: socket.socket, descriptor: int) -> None:
+    def _take_channel(self, connection: socket.socket, descriptor: int) -> None:
         """Raises `OSError` for memory that is no channel, one channel too many, or a sender that is gone."""
         if len(self._senders) >= self.most:
             os.close(descriptor)
@@ -359,8 +354,7 @@ class AttachmentServer:
         number = self.channels.add(descriptor)
         try:
             attachment.send_packet(connection, {attachment.CHANNEL_NUMBER: number})
-            connection.setblocking(False)
-            waiting.register(connection, selectors.EVENT_READ)
+            self._wait_for(connection, self._hang_up)
         except OSError:
             self.channels.drop(number)
             raise
@@ -376,9 +370,10 @@ class AttachmentServer:
                 )
             attachment.send_packet(connection, attachment.table_to_packet(table), memories_of(slabs))
 
-    def _hang_up(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
-        """An attached process has ended, or detached: that is the only thing it may say."""
-        waiting.unregister(connection)
+    def _hang_up(self, connection: socket.socket) -> None:
+        """An attached process has ended, or detached: that is the only thing it may say; or one said nothing at all."""
+        self._waiting.unregister(connection)
+        self._visitors.pop(connection, None)
         self._subscribers = tuple(other for other in self._subscribers if other is not connection)
         if connection in self._senders:
             self.channels.drop(self._senders.pop(connection))
@@ -432,20 +427,15 @@ class SharedMemoryStore(MemoryStore):
         self._announced_generation = self._slabs.generation
         self._laid_out: dict[str, tuple[MemoryTable, bool]] = {}
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
-        self._attachments = AttachmentServer(self._board.fd, self._layout)
+        self.attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
         self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
         self._tidier.start()
 
     @property
-    def attachments(self) -> AttachmentServer:
-        """The server that passes the memory to other processes."""
-        return self._attachments
-
-    @property
     def channels(self) -> SharedChannels:
         """What processes of this host have to send, where they have handed their memory over."""
-        return self._attachments.channels
+        return self.attachments.channels
 
     def make_huge(self) -> None:
         """Moves the rows that there are to huge pages now; a thread of the store does so by and by.
@@ -465,16 +455,16 @@ class SharedMemoryStore(MemoryStore):
             self._closing.set()
             self._tidier.join(_END_S)
             super().close()
-            self._attachments.close()
+            self.attachments.close()
             self._board.close()
 
     def _show_ahead(self, version: int) -> bool:
-        if not self._attachments.attached:
+        if not self.attachments.attached:
             return False
         if self._slabs.generation != self._announced_generation or self._lies() != self._laid_out:
             return False  # readers have to ask where rows lie now, which waits for the lock
         self._board.ahead(version)
-        self._attachments.notify()
+        self.attachments.notify()
         return True
 
     def _announce(self) -> None:
@@ -492,7 +482,7 @@ class SharedMemoryStore(MemoryStore):
             self._laid_out = laid_out
         self._announced_generation = self._slabs.generation
         self._board.end(self.version(), self._announced_generation)
-        self._attachments.notify()
+        self.attachments.notify()
 
     def _lies(self) -> dict[str, tuple[MemoryTable, bool]]:
         """Of every table: whether not all of it is in shared memory."""

@@ -15,7 +15,7 @@ from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, NotInstalled
 from elastable.embedding_store.measures import PROCESS, Durations, VersionTrace, carried, span
 from elastable.embedding_store.wire.channels.server_connection import TracedChannel, channel
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity

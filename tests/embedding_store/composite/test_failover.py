@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
 from elastable.embedding_store.support.array_body import BodyPlan
-from elastable.embedding_store.wire.channels.server_connection import FailoverChannel
+from elastable.embedding_store.wire.channels.server_connection import CallChannel
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from tests.embedding_store.serving import serving
@@ -68,7 +68,7 @@ def test_calls_of_every_shape_go_to_the_address_that_answers(held: ExitStack) ->
 
 
 def test_one_thread_that_turns_away_does_not_turn_the_others_back() -> None:
-    with FailoverChannel([grpc.insecure_channel(f"127.0.0.1:{port}") for port in (1, 2, 3)]) as channel:
+    with CallChannel(*(grpc.insecure_channel(f"127.0.0.1:{port}") for port in (1, 2, 3))) as channel:
         left = channel.at
         with ThreadPoolExecutor(8) as threads:
             for _ in range(64):

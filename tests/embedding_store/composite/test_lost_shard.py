@@ -9,7 +9,6 @@ import pytest
 
 from elastable.embedding_store import MemoryStore, RemoteSource, RemoteStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedSource, PartitionedStore
-from elastable.embedding_store.composite.store_group import StoreCalls
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
@@ -133,17 +132,15 @@ def test_rows_of_a_table_that_a_shard_has_lost_are_no_beginning(held: ExitStack)
     assert store.row_count("cities") == 0
 
 
-def test_of_several_errors_that_of_the_lost_shard_is_raised() -> None:
-    calls = StoreCalls(
-        [f"shard {n} of 4" for n in range(4)], lambda shard, error: "its rows are gone" if shard == 2 else ""
-    )
+def test_of_several_errors_that_of_the_lost_shard_is_raised(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = held.enter_context(PartitionedStore([MemoryStore(threads=1) for _ in range(4)])).group
+    monkeypatch.setattr(group, "_why_lost", lambda shard, error: "its rows are gone" if shard == 2 else "")
     errors = {0: BadInput("a"), 1: ShardAway("b"), 2: TableNotFound("c"), 3: NotReady("d")}
     for expected, kind in (("shard 2 of 4 is lost: its rows are gone", ShardLost), ("shard 1 of 4: b", ShardAway)):
         with pytest.raises(kind, match=expected):
-            calls.raise_first(errors)
+            group.raise_first(errors)
         del errors[2 if kind is ShardLost else 1]
     with pytest.raises(NotReady, match="shard 3 of 4: d"):
-        calls.raise_first({3: errors[3]})
+        group.raise_first({3: errors[3]})
     with pytest.raises(TakenOver, match="shard 3 of 4: e"):
-        calls.raise_first({**errors, 3: TakenOver("e")})
-    calls.close()
+        group.raise_first({**errors, 3: TakenOver("e")})

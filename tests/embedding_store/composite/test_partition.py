@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store import MemoryStore, PartitionedStore, RowBlock, initial_rows
+from elastable.embedding_store import MemoryStore, PartitionedStore
 from elastable.embedding_store.composite.partitions import (
     encoding_columns,
     global_ids,
@@ -15,7 +15,6 @@ from elastable.embedding_store.composite.partitions import (
 )
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
 from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
-from elastable.embedding_store.optimizers.registry import row_optimizer
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]
@@ -44,35 +43,6 @@ def test_encoding_shards_of_the_document(rows: int, dim: int, shards: int) -> No
         block = padded[:, shard * width : (shard + 1) * width]
         np.testing.assert_array_equal(block[:, ~np.isnan(block[0])], padded[:, part])
     assert [one for part in columns for one in range(dim)[part]] == list(range(dim))
-
-
-@pytest.mark.parametrize("strategy", ["token", "encoding"])
-@pytest.mark.parametrize(("rows", "dim", "shards"), [*DOCUMENT, (20, 12, 1)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad", "rowwise_adagrad", "ftrl"])
-def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, shards: int, optimizer: str) -> None:
-    spec = TableSpec("t", dim, rows, optimizer=OptimizerSpec.of(optimizer))
-    table = partition(spec, strategy, shards)
-    random = np.random.default_rng(rows)
-    ids = random.permutation(rows)
-    width = row_optimizer(spec.optimizer).slot_width(dim)
-    values = random.normal(size=(rows, dim + width)).astype(np.float32)
-    block = RowBlock(ids, values[:, :dim], values[:, dim:], np.stack([ids, ids], axis=1))
-    parts = [table.block(part, block) for part in table.parts(ids)]
-    for part, held in zip(table.parts(ids), parts, strict=True):
-        shard = table.shards[part.shard]
-        assert shard is not None
-        assert held.weights.shape == (len(part.ids), shard.dim)
-        assert held.slots.shape == (len(part.ids), row_optimizer(spec.optimizer).slot_width(shard.dim))
-        whole = initial_rows(spec, ids)[slice(None) if part.places is None else part.places]
-        np.testing.assert_array_equal(initial_rows(shard, part.ids), whole[:, table.columns[part.shard]])
-    if strategy == "encoding":
-        joined = table.joined(parts)
-        np.testing.assert_array_equal(joined.weights, block.weights)
-        np.testing.assert_array_equal(joined.slots, block.slots)
-    out = np.full((rows, dim), np.nan, np.float32)
-    for part, held in zip(table.parts(ids), parts, strict=True):
-        out[slice(None) if part.places is None else part.places, table.columns[part.shard]] = held.weights
-    np.testing.assert_array_equal(out, block.weights)
 
 
 def test_how_a_table_was_split_is_read_from_its_shards() -> None:

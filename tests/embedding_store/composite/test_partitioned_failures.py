@@ -1,9 +1,11 @@
 """Commits that break off on some shards: what is said, what is refused, and how the very same commit repairs it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, PartitionedStore, TableSpec
+from elastable.embedding_store import Commit, MemoryStore, PartitionedStore, TableSpec
 from elastable.embedding_store.errors import (
     BadInput,
     BadSpec,
@@ -15,7 +17,7 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.open_store import open_store
-from tests.contracts.store_samples import commit, create_tables, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import commit, create_tables, dynamic, fixed, int64, update
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS as JOB_IDS
 from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
@@ -29,19 +31,12 @@ IDS = np.arange(12)
 def broken(strategy: str = "token") -> tuple[PartitionedStore, list[FailingShard]]:
     """A store at version 1, whose shard 1 has failed at version 2."""
     shards = [FailingShard() for _ in range(3)]
-    store = create_tables(PartitionedStore(shards, strategy), fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
-    commit(store, {"cities": update(IDS, 5)})
+    store = create_tables(PartitionedStore(shards, strategy), *SPECS.values())
+    store.commit(commit_of(1))
     shards[1].failure = Unavailable("the cable")
     with pytest.raises(StoreFailed, match=r"version 2.*shard 1 of 3.*repeat the same commit.*shard 1 of 3: the cable"):
-        commit(store, {"cities": update(IDS, 5, 1)})
+        store.commit(commit_of(2))
     return store, shards
-
-
-def twice_trained() -> dict[int, tuple[bytes, bytes]]:
-    with create_tables(MemoryStore(threads=1), fixed(dim=5, optimizer=OptimizerSpec.of("adam"))) as store:
-        for seed in range(2):
-            commit(store, {"cities": update(IDS, 5, seed)})
-        return rows_by_id(store, "cities")
 
 
 @pytest.mark.parametrize("strategy", ["token", "encoding"])
@@ -51,28 +46,30 @@ def test_the_same_commit_repairs_it(strategy: str) -> None:
         assert store.version() == 1
         assert [shard.version() for shard in shards] == [2, 1, 2]
         with pytest.raises(StoreFailed, match=r"1 on shard 1 of 3; version 2 on shard 0 of 3, shard 2 of 3.*repeat it"):
-            store.lookup({"cities": IDS})
+            store.lookup({"adam": IDS})
         with pytest.raises(StaleVersion, match="shard 0 of 3: version 1 is past"):
-            store.lookup({"cities": IDS}, version=1)
-        for other in (update(IDS, 5, 3), update(IDS[:5], 5, 1)):
+            store.lookup({"adam": IDS}, version=1)
+        updates = commit_of(2).updates
+        fewer = replace(updates["adam"], ids=updates["adam"].ids[:5], gradients=updates["adam"].gradients[:5])
+        for other in (commit_of(3).updates, {**updates, "adam": fewer}):
             with pytest.raises(StoreFailed, match=r"version 2 broke off.*that very commit"):
-                store.commit(Commit(2, {"cities": other}, 1, {}))
+                store.commit(replace(commit_of(2), updates=other))
         with pytest.raises(StoreFailed, match="that very commit"):
-            store.commit(Commit(3, {"cities": update(IDS, 5, 1)}, 2, {}))
-        store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+            store.commit(replace(commit_of(2), version=3, step=2))
+        store.commit(commit_of(2))
         assert store.version() == 2
-        store.lookup({"cities": IDS}, version=2)
-        assert rows_by_id(store, "cities") == twice_trained()
-        commit(store, {"cities": update(IDS, 5)})
+        store.lookup({"adam": IDS}, version=2)
+        store.commit(commit_of(3))
+        assert everything(store) == everything(undisturbed(3))
 
 
 def test_restored_rows_end_it() -> None:
     store, _ = broken()
-    store.clear("cities")
+    store.clear("adam")
     store.reset_version(7)
-    assert (store.version(), store.row_count("cities")) == (7, 0)
-    store.lookup({"cities": IDS})
-    commit(store, {"cities": update(IDS, 5)})
+    assert (store.version(), store.row_count("adam")) == (7, 0)
+    store.lookup({"adam": IDS})
+    store.commit(commit_of(8))
 
 
 def test_where_nothing_stands_nothing_has_to_be_repeated() -> None:

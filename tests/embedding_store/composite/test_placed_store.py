@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec
+from elastable.embedding_store import MemoryStore
 from elastable.embedding_store.composite.partitioned_store import PlacedStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
 from elastable.embedding_store.open_store import open_store
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, update
+from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.store_kinds import FailingShard
 from tests.file_stores import file_store
 
@@ -36,8 +37,7 @@ def test_tables_are_where_they_were_placed() -> None:
         assert (memory.version(), file.version(), store.version()) == (1, 1, 1)
 
 
-PLACES = {"f": "file", "m": "flaky", "r": "redis"}
-SPECS = {name: fixed(name, 4, optimizer=OptimizerSpec.of("adam")) for name in PLACES}
+PLACES = {"adam": "file", "adagrad": "flaky", "sgd": "redis"}
 
 
 @pytest.fixture
@@ -50,33 +50,17 @@ def three(tmp_path: Path, redis_url: str) -> Iterator[tuple[PlacedStore, Failing
         "redis": open_store(f"{redis_url}?namespace=three"),
     }
     with create_tables(PlacedStore(stores, PLACES, default="redis"), *SPECS.values()) as store:
-        store.commit(step(1))
+        store.commit(commit_of(1))
         yield store, flaky
 
 
-def step(version: int, seed: int = 0) -> Commit:
-    updates = {name: update(int64(1, 2, 10 + version), 4, 10 * version + seed) for name in SPECS}
-    return Commit(version, updates, version - 1, dict.fromkeys(SPECS, 0.01))
-
-
-def never_failed(versions: int) -> dict[str, dict[int, tuple[bytes, bytes]]]:
-    with create_tables(MemoryStore(threads=1), *SPECS.values()) as store:
-        for version in range(1, versions + 1):
-            store.commit(step(version))
-        return {name: rows_by_id(store, name) for name in SPECS}
-
-
-def everything(store: PlacedStore) -> dict[str, dict[int, tuple[bytes, bytes]]]:
-    return {name: rows_by_id(store, name) for name in SPECS}
-
-
 OTHERS = {
-    "other gradients": step(2, seed=1),
-    "another record": replace(step(2), record=b"another"),
-    "another step": replace(step(2), step=7),
-    "other rates": replace(step(2), learning_rates=dict.fromkeys(SPECS, 0.02)),
-    "fewer tables": replace(step(2), updates={"r": step(2).updates["r"]}),
-    "the version after it": step(3),
+    "other gradients": replace(commit_of(2), updates=commit_of(3).updates),
+    "another record": replace(commit_of(2), record=b"another"),
+    "another step": replace(commit_of(2), step=7),
+    "other rates": replace(commit_of(2), learning_rates=dict.fromkeys(SPECS, 0.02)),
+    "fewer tables": commit_of(2, ("sgd",)),
+    "the version after it": commit_of(3),
 }
 
 
@@ -85,13 +69,13 @@ def test_after_a_broken_commit_only_that_one_is_accepted(three: tuple[PlacedStor
     store, flaky = three
     flaky.failure, flaky.after = Unavailable("gone for a moment"), after
     with pytest.raises(Unavailable, match="gone for a moment"):
-        store.commit(step(2))
+        store.commit(commit_of(2))
     if after:
         assert store.version() == 2  # every store has it, only the answer is missing
     else:
         assert store.version() == 1
         with pytest.raises(StoreFailed, match=r"version 1 on the flaky store; version 2 on the file store.*repeat it"):
-            store.lookup({"r": int64(1)})
+            store.lookup({"sgd": int64(1)})
     half_done = everything(store)
     for other in OTHERS.values():
         with pytest.raises(StoreFailed, match=r"version 2 broke off.*that very commit"):
@@ -99,39 +83,23 @@ def test_after_a_broken_commit_only_that_one_is_accepted(three: tuple[PlacedStor
         with pytest.raises(StoreFailed, match="that very commit"):
             store.stage(other)
     assert everything(store) == half_done
-    store.commit(step(2))
+    store.commit(commit_of(2))
     assert store.version() == 2
-    assert everything(store) == never_failed(2)
-    store.commit(step(3))
-    assert everything(store) == never_failed(3)
-
-
-def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
-    first, last = FailingShard(), FailingShard()
-    store = PlacedStore({"a": first, "b": last}, {"f": "a", "m": "b", "r": "b"}, default="a")
-    create_tables(store, *SPECS.values())
-    last.failure, last.after = Unavailable("the cable"), True
-    with pytest.raises(Unavailable):
-        store.commit(step(1))
-    assert (first.version(), last.version()) == (1, 1)
-    with pytest.raises(StoreFailed, match="that very commit"):
-        store.commit(step(2))  # nobody can tell yet that version 1 is whole
-    store.commit(step(1))
-    assert everything(store) == never_failed(1)
-    with pytest.raises(StaleVersion):
-        store.commit(step(1))
+    assert everything(store) == everything(undisturbed(2))
+    store.commit(commit_of(3))
+    assert everything(store) == everything(undisturbed(3))
 
 
 def test_a_commit_of_another_process_is_neither_taken_for_ours_nor_taken_back(redis_url: str) -> None:
     urls = [f"{redis_url}?namespace=taken{number}" for number in range(2)]
-    with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"r": "b"}, "a") as store:
+    with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"sgd": "b"}, "a") as store:
         create_tables(store, *SPECS.values())
-        store.commit(step(1))
+        store.commit(commit_of(1))
     with open_store(urls[0]) as alone:
-        alone.commit(Commit(2, {"f": step(2, seed=1).updates["f"]}, 1, {}))
-    with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"r": "b"}, "a") as store:
+        alone.commit(commit_of(2, ("adam",)))
+    with PlacedStore(dict(zip("ab", map(open_store, urls), strict=True)), {"sgd": "b"}, "a") as store:
         with pytest.raises(StoreFailed, match=r"the a store is at version 2 and the b store at 1.*recover the store"):
-            store.commit(step(2))
+            store.commit(commit_of(2))
         with pytest.raises(StaleVersion, match=r"the a store: .*holds no version 1: version 2 is written"):
             store.recover()
         assert store.keeps_records

@@ -8,7 +8,7 @@ import pytest
 
 from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore
 from elastable.embedding_store.composite.partitioned_store import PartitionedStore, PlacedStore
-from elastable.embedding_store.composite.store_group import StoreCalls
+from elastable.embedding_store.composite.store_group import StoreGroup
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
 from elastable.embedding_store.open_store import open_reader, open_store
 from tests.contracts.store_samples import create_tables
@@ -63,7 +63,7 @@ def test_a_commit_at_every_point(
         with filled(joined(places), 2) as store:
             assert store.keeps_records
             # One shard after the other: threads would die each by itself.
-            monkeypatch.setattr(StoreCalls, "outcomes", in_turn)
+            monkeypatch.setattr(StoreGroup, "outcomes", in_turn)
             try:
                 with dying_after(monkeypatch, writes):
                     store.commit(with_record(3))

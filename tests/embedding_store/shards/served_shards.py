@@ -11,7 +11,7 @@ from elastable.embedding_store.shards.ownership import session_of
 from elastable.embedding_store.shards.server_contract import RowPush, RowPushOutcome, ShardStore
 from elastable.embedding_store.shards.shard import Shard
 from elastable.embedding_store.wire.access.credentials import Role
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.embedding_store.wire.pushes.shard_service import shard_service
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.shared.shared_store import channels_of

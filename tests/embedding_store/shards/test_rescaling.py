@@ -9,7 +9,7 @@ import pytest
 from elastable.embedding_store.composite.moving import MovedRows, move_job
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from tests.embedding_store.shards.served_shards import ServedShard, begin_job
 from tests.embedding_store.shards.test_store_servers import assert_same_rows, begin, commit, push_all
 

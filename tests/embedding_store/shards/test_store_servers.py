@@ -29,7 +29,7 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.messages.store_messages import STORE_SERVICE, block_frames
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from tests.contracts.store_samples import create_tables
 from tests.embedding_store.shards.served_shards import KEY, ServedShard, begin_job, push_as_sender, served, stopped_with
 from tests.waiting import until

@@ -184,18 +184,17 @@ def test_health_is_reported_while_all_else_is_full_and_sessions_leave_room(held:
 
 
 @contextmanager
-def waiting_calls(
-    held: ExitStack, limits: CallLimits, sessions: bool, token: str | None = None
+def open_sessions(
+    held: ExitStack, limits: CallLimits, token: str | None = None
 ) -> Iterator[tuple[str, list[Future[bytes]]]]:
-    """A server whose calls `/test.Hold/Stay` wait for these futures; its address."""
+    """A server whose sessions `/test.Hold/Stay` wait for these futures; its address."""
     there = list[Future[bytes]]()
 
     def stay(request: bytes, context: grpc.ServicerContext) -> Later[bytes]:
         there.append(Future())
         return Later(there[-1], lambda reply: reply)
 
-    names = frozenset({"Stay"}), frozenset[str]()
-    service = Service("test.Hold", {"Stay": unary(stay)}, lambda: None, *(names if sessions else names[::-1]))
+    service = Service("test.Hold", {"Stay": unary(stay)}, sessions=frozenset({"Stay"}))
     yield served(held, limits, service, token=token)[1], there
     for future in there:
         settle(future, b"held")
@@ -209,7 +208,7 @@ def stays(held: ExitStack, address: str) -> Callable[..., grpc.Future]:
 
 def test_one_connection_has_some_of_all_sessions(held: ExitStack) -> None:
     limits = CallLimits(threads=16, sessions=40, sessions_of_a_client=3)
-    with waiting_calls(held, limits, sessions=True) as (address, there):
+    with open_sessions(held, limits) as (address, there):
         for call in (stays(held, address), stays(held, address)):
             before = len(there)
             sessions = [call() for _ in range(3)]
@@ -220,7 +219,7 @@ def test_one_connection_has_some_of_all_sessions(held: ExitStack) -> None:
 
 
 def test_one_identity_has_some_of_all_sessions_wherever_it_calls_from(held: ExitStack) -> None:
-    with waiting_calls(held, CallLimits(threads=16, sessions=8), sessions=True, token=TOKEN) as (address, there):
+    with open_sessions(held, CallLimits(threads=16, sessions=8), token=TOKEN) as (address, there):
         clients = [held.enter_context(connected(address, begun(), f"127.0.0.{host}")) for host in (2, 3)]
         for number, client in enumerate(3 * clients):
             client.sendall(call(2 * number + 1, "/test.Hold/Stay", token=TOKEN))
@@ -232,18 +231,6 @@ def test_one_identity_has_some_of_all_sessions_wherever_it_calls_from(held: Exit
         until(lambda: len(there) == 7)
         there[6].set_result(b"held")
         assert other.result() == b"held"
-
-
-def test_waiting_calls_of_one_host_leave_room_to_others(held: ExitStack) -> None:
-    with waiting_calls(held, CallLimits(threads=16, parked=4), sessions=False) as (address, there):
-        calls = [stays(held, address)() for _ in range(3)]
-        until(lambda: len(there) == 3)
-        further = stays(held, address)()
-        with pytest.raises(grpc.RpcError, match=r"3 waiting calls from ipv4:127\.0\.0\.1 are under way here"):
-            further.result(timeout=WAIT_S)
-        for future in there[:3]:
-            future.set_result(b"held")
-        assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
 
 
 @pytest.mark.parametrize(("of_a_client", "streamed"), [(1 << 20, False), (1 << 30, True)])
@@ -260,9 +247,10 @@ def test_answers_that_nobody_reads_are_bounded_and_end(
         return reply
 
     handler = grpc.unary_stream_rpc_method_handler(lambda *of: iter([answer(*of)])) if streamed else unary(answer)
-    limits = CallLimits(upload_bytes=4 << 20, upload_bytes_of_a_client=of_a_client, unread_s=3.0)
+    in_all = 4 << 20
+    limits = CallLimits(upload_bytes=in_all, upload_bytes_of_a_client=of_a_client, unread_s=3.0)
     _, address = served(held, limits, Service("test.Hold", {"Work": handler}))
-    most = min(limits.most_upload_bytes, of_a_client) // len(reply)
+    most = min(in_all, of_a_client) // len(reply)
     with connected(address, begun(window=0)) as client, until_read(client) as said:
         for stream in range(1, 81, 2):
             client.sendall(call(stream, "/test.Hold/Work"))

@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -247,27 +248,18 @@ def server_of(credentials: Credentials, echo: Echo | None = None) -> GrpcServer:
 
 
 def ask(address: str, credentials: Credentials, shape: str = "unary_unary", deadline_s: float = 60.0) -> bytes:
-    connection = ServerConnection(address, deadline_s, credentials)
-    try:
+    with ServerConnection(address, deadline_s, credentials) as connection:
         return echoed(connection, shape)
-    finally:
-        connection.close()
 
 
 def refused_at_once(address: str, credentials: Credentials) -> str:
     """What a call is refused with, by one attempt and no repeat."""
-    connection, attempts = ServerConnection(address, 60, credentials), 0
-    call = connection.channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
-
-    def attempt(timeout: float) -> None:
-        nonlocal attempts
-        attempts += 1
-        call(b"", timeout=timeout)
-
-    with pytest.raises(Unauthenticated) as caught:
-        connection.call(attempt)
-    connection.close()
-    assert attempts == 1
+    attempts = list[float]()
+    with ServerConnection(address, 60, credentials) as connection:
+        call = connection.channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
+        with pytest.raises(Unauthenticated) as caught:
+            connection.call(lambda timeout: (attempts.append(timeout), call(b"", timeout=timeout)))  # type: ignore[func-returns-value]
+    assert len(attempts) == 1
     assert address in str(caught.value)
     return str(caught.value)
 
@@ -342,17 +334,13 @@ def test_reflection_is_served_only_where_nothing_secures_the_server(ours: Author
 
 
 def reflection_of(address: str, credentials: Credentials) -> grpc.StatusCode:
-    connection = ServerConnection(address, 60, credentials)
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    call = connection.channel.stream_stream(method, None, None)
-    replies = call(iter([reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()]), timeout=60)
-    try:
-        list(replies)
-    except grpc.RpcError as error:
-        return error.code()
-    finally:
-        connection.close()
-    return replies.code()
+    asked = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    with ServerConnection(address, 60, credentials) as connection:
+        replies = connection.channel.stream_stream(method, None, None)(iter([asked]), timeout=60)
+        with suppress(grpc.RpcError):
+            list(replies)
+        return replies.code()
 
 
 def test_the_token_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:

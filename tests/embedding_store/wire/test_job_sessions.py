@@ -17,7 +17,7 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.access.credentials import PROOF_KEYS, Proof, Role, Rule, rule_of_call
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.master.api import JobSpec
 from elastable.master.commits.dense_part import DensePart

@@ -104,7 +104,7 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
                 each.create_table(spec)
                 commit(each, {"people": update(int64(1, -2), 5)})
                 assert each.version() == 1
-                each.stage(Commit(2, {"people": update(int64(1, 7), 5, seed=3)}, 1, {}))()
+                each.stage(Commit(2, {"people": update(int64(1, 7), 5, seed=3)}, 7, {}))()
                 assert each.version() == 2
             assert rows_by_id(store, "people") == rows_by_id(model, "people")
             pin = remote.pin(lease_s=90)
@@ -122,18 +122,6 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
             remote.drop_table("people")
             with pytest.raises(errors.TableNotFound):
                 remote.drop_table("people")
-
-
-def test_row_squares_and_rates_travel(held: ExitStack) -> None:
-    store, server = serve(held)
-    spec = TableSpec("t", 4, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.1))
-    change = update(int64(3, 4), 4)
-    change = TableUpdate(change.ids, change.gradients, np.array([2.0, 0.5], np.float32))
-    with MemoryStore() as model, RemoteStore(server.address, 60) as remote:
-        for each in (model, remote):
-            each.create_table(spec)
-            each.commit(Commit(1, {"t": change}, 5, {"t": 0.3}))
-        assert rows_by_id(store, "t") == rows_by_id(model, "t")
 
 
 def test_large_commits_blocks_and_scans_take_many_frames(held: ExitStack) -> None:

@@ -69,10 +69,11 @@ def connection(failing: Failing) -> Iterator[ServerConnection]:
         "Foreign": grpc.unary_unary_rpc_method_handler(failing.foreign),
         "Slow": grpc.unary_unary_rpc_method_handler(failing.slow),
     }
-    with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)], anonymous=Role.ADMINISTRATOR) as server:
-        connection = ServerConnection(server.address, deadline_s=60)
+    with (
+        GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)], anonymous=Role.ADMINISTRATOR) as server,
+        ServerConnection(server.address, deadline_s=60) as connection,
+    ):
         yield connection
-        connection.close()
 
 
 # Reflection needs a service that has a descriptor; its methods are ours.
@@ -176,12 +177,11 @@ def test_what_is_no_call_is_a_failure_of_the_server() -> None:
 
 @pytest.mark.parametrize(("wait_s", "named"), [(0.0, r"0\.1 s"), (0.2, r"0\.1 s after the 0\.2 s that it was asked")])
 def test_a_slow_answer_ends_at_its_named_deadline(connection: ServerConnection, wait_s: float, named: str) -> None:
-    hasty = ServerConnection(connection.address, deadline_s=0.1)
-    slow = hasty.channel.unary_unary(f"/{STATUS}/Slow", None, None)
     message = rf"{connection.address} gave no answer within the deadline of {named}"
-    with pytest.raises(DeadlineExceeded, match=message):
-        hasty.call(lambda timeout: slow(b"", timeout=timeout), wait_s=wait_s)
-    hasty.close()
+    with ServerConnection(connection.address, 0.1) as hasty:
+        slow = hasty.channel.unary_unary(f"/{STATUS}/Slow", None, None)
+        with pytest.raises(DeadlineExceeded, match=message):
+            hasty.call(lambda timeout: slow(b"", timeout=timeout), wait_s=wait_s)
 
 
 def test_who_is_not_there_is_not_waited_for_longer_than_the_deadline() -> None:

@@ -71,7 +71,6 @@ def handed_out(store: SharedMemoryStore) -> list[int]:
     with connected(store.attachments.name) as layout:
         layout.send(store.attachments.token + LAYOUT)
         begin, _ = receive_packet(layout)
-        assert begin is not None
         for _ in range(begin["tables"]):
             descriptors += receive_packet(layout)[1]
     return descriptors
@@ -192,7 +191,8 @@ def test_another_user_is_not_let_in(
             try:
                 with connected(store.attachments.name) as notifications:
                     notifications.send(store.attachments.token + NOTIFICATIONS)
-                    return "let in" if receive_packet(notifications)[0] else "ConnectionError"
+                    receive_packet(notifications)
+                    return "let in"
             except OSError as error:
                 return type(error).__name__
             finally:
@@ -293,7 +293,6 @@ def test_slabs_that_do_not_lie_in_the_memory_are_refused(store: SharedMemoryStor
         layout.send(store.attachments.token + LAYOUT)
         receive_packet(layout)
         packet, descriptors = receive_packet(layout)
-    assert packet is not None
     for part, place, value, wrong in (
         ("directory", 0, -1, "malformed"),
         ("directory", 0, 1 << 61, "malformed"),
@@ -430,4 +429,4 @@ def test_more_processes_than_descriptors_are_set_aside_for_are_refused(store: Sh
         SharedChannel(store.attachments.name, store.attachments.token)
     assert kept[0].version() == 1
     for end in (*kept, *boxes):
-        end.close()  # type: ignore[attr-defined]
+        end.close()

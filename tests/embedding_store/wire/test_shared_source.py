@@ -31,7 +31,7 @@ from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, create_tables, dynamic, fixed, int64, update
 from tests.embedding_store.serving import serving
-from tests.embedding_store.wire.test_shared_attacks import few_descriptors
+from tests.embedding_store.wire.test_shared_attacks import few_descriptors, owner
 from tests.waiting import until
 
 
@@ -197,24 +197,15 @@ def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:
 def test_rows_of_an_owner_that_hung_up_are_not_read(held: ExitStack) -> None:
     """Its memory stays mapped, and nothing in there says that nobody changes it any more."""
     store = held.enter_context(SharedMemoryStore(1))
-    listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    listener.bind(f"\0elastable-test-{os.getpid()}")
-    listener.listen(1)
     real = held.enter_context(connected(store.attachments.name))
     real.send(store.attachments.token + NOTIFICATIONS)
     _, boards = receive_packet(real)
 
-    def owner() -> None:
-        with listener.accept()[0] as connection:
-            connection.recv(64)
-            socket.send_fds(connection, [b"{}"], boards)
+    def answer(connection: socket.socket, wish: bytes) -> None:  # and then it hangs up
+        socket.send_fds(connection, [b"{}"], boards)
 
-    thread = threading.Thread(target=owner)
-    thread.start()
-    attachment = held.enter_context(closing(Attachment(f"elastable-test-{os.getpid()}", bytes(16))))
-    thread.join()
-    with pytest.raises(Detached):
-        attachment.version()
+    with owner(answer) as (name, token), closing(Attachment(name, token)) as attachment, pytest.raises(Detached):
+        until(lambda: attachment.version() is None)
     for board in boards:
         os.close(board)
 

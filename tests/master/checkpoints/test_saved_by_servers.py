@@ -24,7 +24,7 @@ from elastable.embedding_store.shards.server_contract import (
     TableSave,
 )
 from elastable.embedding_store.shards.version_sums import sum_pushes
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries

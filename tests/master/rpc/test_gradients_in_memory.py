@@ -17,9 +17,9 @@ from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
 from elastable.embedding_store.shards.server_contract import Slices
 from elastable.embedding_store.support.array_body import BodyPlan
 from elastable.embedding_store.wire.messages.frames import FrameReader
-from elastable.embedding_store.wire.pushes import push_messages
 from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared import attachment
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, connected
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
@@ -203,8 +203,8 @@ def test_a_client_lays_down_what_it_reports(sizes: list[int], held: ExitStack) -
 def test_a_master_that_shares_no_memory_gets_frames_and_that_is_said_once(
     sizes: list[int], held: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(push_messages, "_LOOK_AGAIN_S", 0.0)  # each call tries again
-    caplog.set_level("INFO", push_messages.__name__)
+    monkeypatch.setattr(attachment, "_LOOK_AGAIN_S", 0.0)  # each call tries again
+    caplog.set_level("INFO", attachment.__name__)
     master = Heard()
     server = served(held, master, MemoryStore(1))
     client = sharing_client(held, server)

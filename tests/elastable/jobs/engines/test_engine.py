@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.jobs.engines.engine import Command, LocalEngine
 from elastable.jobs.engines.roles import start_stores
 from elastable.jobs.options import StoreServerOptions

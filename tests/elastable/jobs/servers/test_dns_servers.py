@@ -7,7 +7,7 @@ import pytest
 from elastable.embedding_store.composite.store_servers import StoreServers
 from elastable.embedding_store.errors import BadInput, Unavailable
 from elastable.embedding_store.support.store_url import server_addresses
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.jobs.servers.finding import Peers, find_servers, ordered_servers, resolved, server_now
 from tests.dns_server import DnsServer
 from tests.embedding_store.shards.served_shards import ServedShard

@@ -14,7 +14,7 @@ from elastable.embedding_store.wire.access.credentials import (
     STORES_TOKEN,
     Credentials,
 )
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import ShardClient
 from elastable.jobs.engines.roles import StoreAccess
 from elastable.jobs.master_process import JobAccess
 from elastable.jobs.options import TrainOptions

@@ -10,8 +10,7 @@ import redis
 
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import ShardLost
-from elastable.embedding_store.wire.pushes.remote_store import RemoteStore
-from elastable.embedding_store.wire.pushes.shard_client import ShardClient
+from elastable.embedding_store.wire.pushes.remote_store import RemoteStore, ShardClient
 from elastable.embedding_store.wire.remote_source import RemoteSource
 from elastable.jobs.store_watch import StoreHealth
 from elastable.master.api import JobSpec, WorkerIdentity
