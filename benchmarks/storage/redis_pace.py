@@ -73,7 +73,7 @@ class _Counted(Replies):
 
 def _batch(table: RecordTable, ids: Int64) -> Batch:
     rows = np.ones((len(ids), table.table.record_bytes), np.uint8)
-    return Batch.of(table, ids, rows, np.zeros(table.partitions, np.int64), ids[:0])
+    return Batch.of(table, ids, rows, ids[:0])
 
 
 def _reads(batch: Batch) -> _Encoded:

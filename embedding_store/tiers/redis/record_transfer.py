@@ -10,6 +10,7 @@ from typing import Self
 import hiredis
 import numpy as np
 import numpy.typing as npt
+from redis.crc import key_slot
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
@@ -46,7 +47,6 @@ from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
     check_partitions,
     grouped_by_partition,
-    hash_slot,
     partition_of,
     rows_key,
     stamp_name,
@@ -65,6 +65,7 @@ class RecordTable:
         partitions: How many.
         made: Random text, of this table and no other one of its name.
         dropped: Whether its deletion has begun.
+        known: int64 `[partitions]`: stamps that are confirmed, and that no partition may be behind any more.
         names: Key of each partition.
         reads: What their reads begin with.
         hash_slots: int64 `[partitions]`.
@@ -74,6 +75,7 @@ class RecordTable:
     partitions: int
     made: str
     dropped: bool
+    known: Int64 = field(repr=False)
     names: tuple[bytes, ...] = field(repr=False)
     reads: ReadWords = field(repr=False)
     hash_slots: Int64 = field(repr=False)
@@ -82,9 +84,10 @@ class RecordTable:
     def of(cls, namespace: str, table: TierTable, partitions: int, made: str = "", dropped: bool = False) -> Self:
         """A table under a namespace; `made` is drawn where none is given."""
         names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
-        slots = np.array([hash_slot(name) for name in names], np.int64)
+        slots = np.array([key_slot(name) for name in names], np.int64)
         made = made or secrets.token_hex(8)
-        return cls(table, partitions, made, dropped, names, ReadWords.of(names), slots)
+        known = np.zeros(partitions, np.int64)
+        return cls(table, partitions, made, dropped, known, names, ReadWords.of(names), slots)
 
     def to_json(self, dropped: bool = False) -> str:
         """The registry's value."""
@@ -382,7 +385,7 @@ class Batch:
         gone: int64: ids to delete, in the same order.
         rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
         missing: uint8 `[n]`, of a read: as of `Awaited`.
-        known: int64 `[partitions]`: stamps that no partition may be behind.
+        known: int64 `[partitions]`: `RecordTable.known` as it was when the batch was made.
     """
 
     table: RecordTable
@@ -395,14 +398,13 @@ class Batch:
     known: Int64
 
     @classmethod
-    def of(cls, table: RecordTable, ids: Int64, rows: UInt8, known: Int64, gone: Int64 | None = None) -> Self:
+    def of(cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64 | None = None) -> Self:
         """Groups ids by partition.
 
         Args:
             table: The table.
             ids: int64 `[n]`, each once.
             rows: uint8 `[n, w]`.
-            known: int64 `[partitions]`; it is copied.
             gone: int64: ids to delete, where whole records are to be written; None: records are to be read.
 
         Raises:
@@ -426,7 +428,7 @@ class Batch:
         parts["row_at"] = np.cumsum(parts["rows"]) - parts["rows"]
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
         missing = np.zeros(0 if whole else len(ids), np.uint8)
-        return cls(table, parts, grouped, positions, gone_ids, rows, missing, known.copy())
+        return cls(table, parts, grouped, positions, gone_ids, rows, missing, table.known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

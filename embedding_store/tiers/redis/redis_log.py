@@ -25,7 +25,7 @@ from elastable.embedding_store.log.inspection import ChangeTally, LogReport, ent
 from elastable.embedding_store.tiers.redis.connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, first_error, packed_command, reply_error
 from elastable.embedding_store.tiers.redis.schema import log_key, owner_key
 from elastable.embedding_store.tiers.redis.stream_records import (
     LAST_PART,
@@ -204,9 +204,8 @@ class StreamAppender:
         questions: list[Command] = [("WATCH", self._owner), ("GET", self._owner), *ends_questions(self._key)]
         while True:
             _, owner, *stream = answers = connection.call(questions, deadline)
-            for answer in answers:
-                if isinstance(answer, hiredis.ReplyError):
-                    raise self._refusal("cannot be appended to", str(answer))
+            if (error := first_error(answers)) is not None:
+                raise self._refusal("cannot be appended to", error)
             self._place.require(owner)
             self._owned_by = owner
             found = read_ends(stream, self._name).end

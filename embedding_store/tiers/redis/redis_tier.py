@@ -33,7 +33,7 @@ from elastable.embedding_store.tiers.redis.record_transfer import (
     stamp_of,
     write_records,
 )
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace, server_facts
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
@@ -42,7 +42,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     tier_state_key,
     tier_tables_key,
 )
-from elastable.embedding_store.tiers.redis.topology import Topology, until_deadline
+from elastable.embedding_store.tiers.redis.topology import Topology, server_facts
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _NO_IDS = np.empty(0, np.int64)
@@ -72,9 +72,8 @@ class RedisTier(Tier):
         self._shared = isinstance(place, RedisPlace)
         namespace = self._place.url.namespace
         self._tables_key, self._state_key = tier_tables_key(namespace), tier_state_key(namespace)
-        self._guard = threading.RLock()  # of the next two
+        self._guard = threading.RLock()  # of the tables, and of what is known of each
         self._tables: dict[str, RecordTable] = {}
-        self._known: dict[str, Int64] = {}  # of each table int64 `[partitions]`: stamps that are confirmed
         self._stamp = 0  # of the last write
         # Of each table ids whose records failed their check: in the last scan, and in a read by whoever writes here.
         self._doubtful: dict[str, set[int]] = {}
@@ -111,7 +110,7 @@ class RedisTier(Tier):
             made = RecordTable.of(self._place.url.namespace, table, self._place.url.partitions)
             self._stamp_empty(made, deadline)  # first: a table in the registry has all its partitions
             self._register(made, deadline)
-            self._tables[table.name], self._known[table.name] = made, np.zeros(made.partitions, np.int64)
+            self._tables[table.name] = made
 
     def drop(self, table: str) -> None:
         """Also deletes records whose entry in the registry was lost."""
@@ -126,7 +125,7 @@ class RedisTier(Tier):
             self._drop(entry, deadline)
 
     def read(self, wanted: Sequence[Records]) -> list[Int64]:
-        made = {records.table: self._table(records.table)[0].made for records in wanted}
+        made = {records.table: self._table(records.table).made for records in wanted}
         try:
             return self._read(wanted)
         except DamagedRecords as damaged:
@@ -140,11 +139,7 @@ class RedisTier(Tier):
             return self._read(wanted)
 
     def _read(self, wanted: Sequence[Records]) -> list[Int64]:
-        tables = [self._table(records.table) for records in wanted]
-        batches = [
-            Batch.of(table, records.ids, records.rows, known)
-            for (table, known), records in zip(tables, wanted, strict=True)
-        ]
+        batches = [Batch.of(self._table(records.table), records.ids, records.rows) for records in wanted]
         read_records(self._place.topology, batches, self._place.deadline())
         return [np.flatnonzero(batch.missing) for batch in batches]
 
@@ -163,7 +158,9 @@ class RedisTier(Tier):
             self._mark(lost)
             raise
         for batch in batches:
-            self._confirm(batch.table, batch.parts["partition"], stamp)
+            known, written = batch.table.known, batch.parts["partition"]
+            with self._guard:
+                known[written] = np.maximum(known[written], stamp)
             for doubtful in (self._doubtful, self._marked):
                 if ids := doubtful.get(batch.table.table.name):
                     ids.difference_update((*batch.ids.tolist(), *batch.gone.tolist()))
@@ -178,12 +175,10 @@ class RedisTier(Tier):
     def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
         gone = {name: ids for name, (ids, _) in deleted.items()}
         for records in changed:
-            table, known = self._table(records.table)
-            yield Batch.of(table, records.ids, records.rows, known, gone.pop(records.table, _NO_IDS))
+            yield Batch.of(self._table(records.table), records.ids, records.rows, gone.pop(records.table, _NO_IDS))
         for name, ids in gone.items():
-            table, known = self._table(name)
-            nothing = np.empty((0, table.table.record_bytes), np.uint8)
-            yield Batch.of(table, _NO_IDS, nothing, known, ids)
+            table = self._table(name)
+            yield Batch.of(table, _NO_IDS, np.empty((0, table.table.record_bytes), np.uint8), ids)
 
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
@@ -209,7 +204,7 @@ class RedisTier(Tier):
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         """The deadline holds for each request by itself."""
-        found, _ = self._table(table)
+        found = self._table(table)
         record_bytes = found.table.record_bytes
         taken = record_bytes if width is None else width
         if block_rows < 1 or not 0 <= taken <= record_bytes:
@@ -277,9 +272,10 @@ class RedisTier(Tier):
             self._require_state(state, entries)
             for table, found in zip(tables.values(), stamps, strict=True):
                 self._require_all(table, found, state)
-            self._known = dict(zip(tables, stamps, strict=True))
             self._marked = {name: set(ids.tolist()) for name, ids in state.damaged.items() if name in tables}
             self._tables = {n: self._tables[n] if self._same(t) else t for n, t in tables.items()}
+            for table, found in zip(self._tables.values(), stamps, strict=True):
+                table.known[:] = found
             return dict(self._tables)
 
     def _same(self, table: RecordTable) -> bool:
@@ -291,7 +287,7 @@ class RedisTier(Tier):
         name = table.table.name
         known = state.known(table)
         if self._same(table):
-            known = np.maximum(known, self._known[name])
+            known = np.maximum(known, self._tables[name].known)
         behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
         if len(behind):
             partition = int(behind[0])
@@ -306,7 +302,7 @@ class RedisTier(Tier):
         """Raises `StoreBroken` where registry and state do not know the same: one of them was lost, or both were."""
         # Who drops a table takes it out of the state, and leaves its greatest stamp there.
         vanished = [name for name in self._tables if name not in entries]
-        greatest = max([0, *(int(self._known[name].max()) for name in vanished)])
+        greatest = max([0, *(int(self._tables[name].known.max()) for name in vanished)])
         lost = "its state" if entries and not state.exists else ""
         if set(state.stamps).difference(entries) or state.sequence < greatest:
             lost = f"its registry of tables, which named {', '.join(sorted({*state.stamps, *vanished}))}"
@@ -317,8 +313,8 @@ class RedisTier(Tier):
                 "(maxmemory-policy must be noeviction)? Go back to a checkpoint"
             )
 
-    def _table(self, name: str) -> tuple[RecordTable, Int64]:
-        """A table, and int64 `[partitions]`: stamps that are confirmed, a copy.
+    def _table(self, name: str) -> RecordTable:
+        """A table.
 
         Raises:
             TableNotFound: there is none; names those there are.
@@ -329,19 +325,12 @@ class RedisTier(Tier):
                 self._load()
             if name not in self._tables:
                 raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(self._tables)) or 'none'})")
-            return self._tables[name], self._known[name].copy()
-
-    def _confirm(self, table: RecordTable, partitions: Int64, sequence: int) -> None:
-        """Notes that partitions, int64 `[n]`, have a stamp."""
-        with self._guard:
-            if self._same(table):
-                known = self._known[table.table.name]
-                known[partitions] = np.maximum(known[partitions], sequence)
+            return self._tables[name]
 
     def _confirmed(self) -> dict[str, Int64]:
         """Table -> int64 `[partitions]`, stamps that are confirmed, copies."""
         with self._guard:
-            return {name: stamps.copy() for name, stamps in self._known.items()}
+            return {name: table.known.copy() for name, table in self._tables.items()}
 
     def _state(self, deadline: Deadline) -> "TierState":
         """The state as it is now."""
@@ -349,7 +338,7 @@ class RedisTier(Tier):
         return TierState.of(self._place.topology.call([(key, ("HGETALL", key))], deadline)[0])
 
     def _put(self, commands: Callable[[bytes, int], Sequence[Command]], deadline: Deadline) -> None:
-        """Changes the state in one transaction of the owner; repeated where a connection breaks.
+        """Changes the state in one transaction of the owner.
 
         Args:
             commands: From the state's key and the greatest sequence that it knows of to the commands that change it.
@@ -360,8 +349,7 @@ class RedisTier(Tier):
         def change(answers: list[bytes | None]) -> Sequence[Command]:
             return commands(key, sequence_of(answers[0]))
 
-        question: Command = ("HGET", key, SEQUENCE)
-        self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)
+        self._place.change([("HGET", key, SEQUENCE)], change, deadline, [key])
 
     def _entries(self, deadline: Deadline) -> dict[str, RecordTable]:
         """What the registry holds, tables that are being dropped among them."""
@@ -408,24 +396,17 @@ class RedisTier(Tier):
                 return []
             return [("HSET", key, table.table.name, text), ("HSETNX", self._state_key, SEQUENCE, _NOTHING_WRITTEN)]
 
-        question: Command = ("HGET", key, table.table.name)
-        self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)
+        self._place.change([("HGET", key, table.table.name)], change, deadline, [key])
 
     def _drop(self, entry: RecordTable, deadline: Deadline) -> None:
         """The registry knows until the end that the table is being dropped: another process ends what breaks off."""
         name, key = entry.table.name, self._tables_key
         self._tables.pop(name, None)
-        self._known.pop(name, None)
         greatest = int(max([0, *(found.max() for found in self._stamps([entry], deadline))]))
         mark: Command = ("HSET", key, name, entry.to_json(dropped=True))
         self._put(lambda state, now: [mark, *TierState.forget(state, name, max(greatest, now))], deadline)
         self._place.writing(deadline).call([(row, ("UNLINK", row)) for row in entry.names], deadline)
         self._put(lambda state, now: [("HDEL", key, name)], deadline)
-
-    def _repeated(self, act: Callable[[], None], deadline: Deadline) -> None:
-        """Repeats what may be done twice, as long as a connection breaks and the deadline has not passed."""
-
-        until_deadline(act, lambda error: isinstance(error, Unavailable), deadline, self._place.url)
 
 
 # What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written
