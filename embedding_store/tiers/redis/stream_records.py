@@ -246,18 +246,16 @@ class StreamEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnds:
-    """Both ends of a log.
+class StreamBegin:
+    """The oldest entry of a log.
 
     Attributes:
-        first: Sequence number of the oldest entry; `end.last` + 1 where there is none.
-        begin: Bytes of all entries before that one.
-        end: The newest entry.
+        first: Its sequence number; 1 where there is none.
+        before: Bytes of all entries before it.
     """
 
     first: int = 1
-    begin: int = 0
-    end: StreamEnd = StreamEnd()
+    before: int = 0
 
 
 def ends_questions(key: bytes) -> tuple[Command, Command]:
@@ -265,7 +263,7 @@ def ends_questions(key: bytes) -> tuple[Command, Command]:
     return ("XRANGE", key, "-", "+", "COUNT", 1), ("XREVRANGE", key, "+", "-", "COUNT", 1)
 
 
-def read_ends(answers: Sequence[Reply], name: str) -> StreamEnds:
+def read_ends(answers: Sequence[Reply], name: str) -> tuple[StreamBegin, StreamEnd]:
     """Both ends of a log, from the answers to `ends_questions`.
 
     Raises:
@@ -273,11 +271,11 @@ def read_ends(answers: Sequence[Reply], name: str) -> StreamEnds:
     """
     oldest, newest = answers
     if not oldest or not newest:
-        return StreamEnds()
+        return StreamBegin(), StreamEnd()
     first, last = part_of(oldest[0], name), part_of(newest[0], name)
     if last.header is None:
         raise StoreBroken(f"{name} is corrupt at its end: no part of entry {last.sequence} is its last one")
-    return StreamEnds(first.sequence, first.begin, StreamEnd.of(last))
+    return StreamBegin(first.sequence, first.begin), StreamEnd.of(last)
 
 
 # Reads the log of a store in Redis, some stream entries at a time
