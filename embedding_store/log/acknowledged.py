@@ -153,12 +153,8 @@ class AcknowledgedFile:
         """What was noted; None: nothing."""
         if self.path is None or not self.path.exists():
             return None
-        with store_failures(self.path, "cannot be read"):
-            fd = open_regular(self.path)
-            try:
-                content = os.read(fd, _BYTES + 1)
-            finally:
-                os.close(fd)
+        with store_failures(self.path, "cannot be read"), open(open_regular(self.path), "rb") as file:
+            content = file.read(_BYTES + 1)
         found = _FORM.fullmatch(content)
         if found is None or int(found[6], 16) != crc32_of(found[1]):
             if not content:  # the disk was full when it was made

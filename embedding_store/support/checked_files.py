@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, StoreFailed
 
 _MOST_BYTES = 1 << 20
@@ -86,7 +87,7 @@ def reason_of(error: OSError) -> str:
 LOCK_NAME = "lock"
 
 
-class FolderLock:
+class FolderLock(Closing):
     """Held by one process at a time; the system takes it back when the process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -113,8 +114,8 @@ class FolderLock:
             os.close(self._fd)
             raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
 
-    def release(self) -> None:
-        """Gives the lock back. Releasing twice is harmless."""
+    def close(self) -> None:
+        """Gives the lock back."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

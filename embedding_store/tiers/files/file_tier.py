@@ -81,17 +81,13 @@ class FileTier(Tier):
             StoreFailed: the folder is in use, or a file cannot be deleted. The manifest goes last, and is refused
                 without the others.
         """
-        lock = FolderLock(folder)
-        try:
-            with store_failures(folder, "cannot be emptied"):
-                for path in sorted(folder.iterdir()):
-                    if _FILES_OF_A_TABLE.fullmatch(path.name):
-                        path.unlink()
-                for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
-                    (folder / name).unlink(missing_ok=True)
-                sync_folder(folder)
-        finally:
-            lock.release()
+        with FolderLock(folder), store_failures(folder, "cannot be emptied"):
+            for path in sorted(folder.iterdir()):
+                if _FILES_OF_A_TABLE.fullmatch(path.name):
+                    path.unlink()
+            for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
+                (folder / name).unlink(missing_ok=True)
+            sync_folder(folder)
 
     @property
     def place(self) -> str:
@@ -185,7 +181,7 @@ class FileTier(Tier):
         self._tables.clear()
         if self._mark is not None:
             self._mark.close()
-        self._lock.release()
+        self._lock.close()
 
     def _open(self) -> None:
         manifest = read_tier_manifest(self._folder)

@@ -21,7 +21,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
 from elastable.embedding_store.log.framing import Header
-from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
+from elastable.embedding_store.log.inspection import LogReport, counted, entry_of_version
 from elastable.embedding_store.tiers.redis.connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -513,10 +513,8 @@ def _report(tier: RedisTier, log: RedisLog) -> LogReport:
             f"{tier.place} is incomplete: its rows or stream tell of log entries up to {written}, its state of those "
             f"up to {flushed}, and its log holds {first} to {last}"
         )
-    tally = ChangeTally(version)
-    for entry in log.entries(after=first - 1):
-        tally.add(entry)
-    return LogReport(None, version, 0, first, last, tally.version, size, 0, dict(tally.kinds), tally.rows, flushed)
+    newest, changes, rows = counted(log.entries(after=first - 1), version)
+    return LogReport(None, version, 0, first, last, newest, size, 0, changes, rows, flushed)
 
 
 def truncate_redis_log(url: str, version: int) -> int:
