@@ -3,7 +3,7 @@
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -148,8 +148,7 @@ class RedisTier(Tier):
         deadline = self._place.deadline()
         batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
         if not batches:
-            begun = first_stamp(sequence)
-            self._put(lambda key, now: TierState.began(key, max(now, begun)), deadline)
+            self._put({}, deadline, sequence=first_stamp(sequence))
             return
         stamp = self._next_stamp(sequence)
         try:
@@ -167,9 +166,7 @@ class RedisTier(Tier):
 
     def _next_stamp(self, sequence: int) -> int:
         """Another one than that of any write before, so that the loss of one is noticed."""
-        confirmed = self._confirmed().values()
-        greatest = max([self._stamp, *(int(stamps.max()) for stamps in confirmed)])
-        self._stamp = max(first_stamp(sequence), greatest + 1)
+        self._stamp = max(first_stamp(sequence), self._stamp + 1, _greatest(self._confirmed().values()) + 1)
         return self._stamp
 
     def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
@@ -183,9 +180,7 @@ class RedisTier(Tier):
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
         with suppress(StoreFailed, Unavailable):  # the loss is what is raised
-            self._put(
-                lambda key, now: TierState.mark(key, lost.table, lost.partition), Deadline(self._place.url.deadline)
-            )
+            self._put({_LOST + lost.table.encode(): lost.partition}, self._place.deadline())
 
     def _mark_damaged(self, damaged: DamagedRecords) -> None:
         """Lets whoever opens the store next know, who does not read every record and may have them in the log."""
@@ -193,7 +188,7 @@ class RedisTier(Tier):
         marked.update(damaged.ids.tolist())
         if self._place.owner is not None:
             with suppress(StoreFailed, Unavailable):  # the damage is what is raised
-                self._put(lambda key, now: TierState.mark_damaged(key, self._marked), self._place.deadline())
+                self._put({}, self._place.deadline())
 
     @property
     def sequence(self) -> int:
@@ -222,14 +217,12 @@ class RedisTier(Tier):
         return self._state(self._place.deadline()).checked(self._place.url)
 
     def put_state(self, state: bytes) -> None:
+        if len(state) > _MOST_STATE_BYTES:
+            raise BadInput(f"the state has {len(state)} bytes; redis keeps at most {_MOST_STATE_BYTES} in one value")
         confirmed = self._confirmed()
-        greatest = max([0, *(int(stamps.max()) for stamps in confirmed.values())])
-        self._put(
-            lambda key, now: [
-                *TierState.put(key, state, confirmed, max(greatest, now)), *TierState.mark_damaged(key, self._marked)
-            ],
-            self._place.deadline(),
-        )  # fmt: skip
+        fields: dict[bytes, bytes | int] = {_STATE: state, _CHECK: zlib.crc32(state).to_bytes(4, "little")}
+        fields |= {_STAMPS + name.encode(): known.astype("<i8").tobytes() for name, known in confirmed.items()}
+        self._put(fields, self._place.deadline(), sequence=_greatest(confirmed.values()))
 
     def other_writer(self) -> str | None:
         return self._place.other_writer()
@@ -302,7 +295,7 @@ class RedisTier(Tier):
         """Raises `StoreBroken` where registry and state do not know the same: one of them was lost, or both were."""
         # Who drops a table takes it out of the state, and leaves its greatest stamp there.
         vanished = [name for name in self._tables if name not in entries]
-        greatest = max([0, *(int(self._tables[name].known.max()) for name in vanished)])
+        greatest = _greatest(self._tables[name].known for name in vanished)
         lost = "its state" if entries and not state.exists else ""
         if set(state.stamps).difference(entries) or state.sequence < greatest:
             lost = f"its registry of tables, which named {', '.join(sorted({*state.stamps, *vanished}))}"
@@ -337,17 +330,33 @@ class RedisTier(Tier):
         key = self._state_key
         return TierState.of(self._place.topology.call([(key, ("HGETALL", key))], deadline)[0])
 
-    def _put(self, commands: Callable[[bytes, int], Sequence[Command]], deadline: Deadline) -> None:
-        """Changes the state in one transaction of the owner.
+    def _put(
+        self,
+        fields: Mapping[bytes, bytes | int],
+        deadline: Deadline,
+        *others: Command,
+        gone: Sequence[bytes] = (),
+        sequence: int = 0,
+    ) -> None:
+        """Changes the state in one transaction of the owner, and lets it know of all ids that are damaged.
 
         Args:
-            commands: From the state's key and the greatest sequence that it knows of to the commands that change it.
+            fields: Field -> its value from now on.
             deadline: Of everything together.
+            others: Commands of the same transaction.
+            gone: Fields that it has no more.
+            sequence: A stamp: the state knows of the greatest so far.
         """
-        key = self._state_key
+        # Copies: a read that finds more of them may do so meanwhile.
+        key, marked = self._state_key, {_DAMAGED + name.encode(): tuple(ids) for name, ids in [*self._marked.items()]}
+        damaged = {name: np.array(sorted(ids), "<i8").tobytes() for name, ids in marked.items() if ids}
+        gone = [*gone, *(name for name in marked if name not in damaged)]
 
         def change(answers: list[bytes | None]) -> Sequence[Command]:
-            return commands(key, sequence_of(answers[0]))
+            greatest = max(sequence, sequence_of(answers[0])).to_bytes(8, "little", signed=True)
+            words = [word for pair in {**damaged, SEQUENCE: greatest, **fields}.items() for word in pair]
+            changed: list[Command] = [("HSET", key, *words), ("HDEL", key, *gone)]
+            return [*others, *changed[: 2 if gone else 1]]
 
         self._place.change([("HGET", key, SEQUENCE)], change, deadline, [key])
 
@@ -401,12 +410,18 @@ class RedisTier(Tier):
     def _drop(self, entry: RecordTable, deadline: Deadline) -> None:
         """The registry knows until the end that the table is being dropped: another process ends what breaks off."""
         name, key = entry.table.name, self._tables_key
-        self._tables.pop(name, None)
-        greatest = int(max([0, *(found.max() for found in self._stamps([entry], deadline))]))
+        for known in (self._tables, self._marked, self._doubtful):
+            known.pop(name, None)
+        greatest, about = _greatest(self._stamps([entry], deadline)), [kind + name.encode() for kind in _KINDS]
         mark: Command = ("HSET", key, name, entry.to_json(dropped=True))
-        self._put(lambda state, now: [mark, *TierState.forget(state, name, max(greatest, now))], deadline)
+        self._put({}, deadline, mark, gone=about, sequence=greatest)
         self._place.writing(deadline).call([(row, ("UNLINK", row)) for row in entry.names], deadline)
-        self._put(lambda state, now: [("HDEL", key, name)], deadline)
+        self._put({}, deadline, ("HDEL", key, name))
+
+
+def _greatest(stamps: Iterable[Int64]) -> int:
+    """Of all stamps, int64 `[partitions]` each; 0: there is none."""
+    return max([0, *(int(some.max()) for some in stamps)])
 
 
 # What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written
@@ -415,7 +430,7 @@ class RedisTier(Tier):
 SEQUENCE = b"sequence"
 
 _STATE, _CHECK = b"state", b"check"
-_STAMPS, _LOST, _DAMAGED = b"stamps:", b"lost:", b"damaged:"
+_KINDS = _STAMPS, _LOST, _DAMAGED = b"stamps:", b"lost:", b"damaged:"
 _MOST_STATE_BYTES = 512 << 20  # of one value, in Redis
 
 
@@ -481,44 +496,6 @@ class TierState:
                 f"{table.partitions} partitions"
             )
         return known
-
-    @staticmethod
-    def put(key: bytes, state: bytes, stamps: Mapping[str, Int64], sequence: int) -> list[Command]:
-        """The command that writes it anew. Raises `BadInput` for a state that is too long."""
-        if len(state) > _MOST_STATE_BYTES:
-            raise BadInput(f"the state has {len(state)} bytes; redis keeps at most {_MOST_STATE_BYTES} in one value")
-        words: list[str | bytes | int | float] = ["HSET", key, _STATE, state, _CHECK]
-        words.append(zlib.crc32(state).to_bytes(4, "little"))
-        words += [SEQUENCE, sequence.to_bytes(8, "little", signed=True)]
-        for name, known in stamps.items():
-            words += [_STAMPS + name.encode(), known.astype("<i8").tobytes()]
-        return [tuple(words)]
-
-    @staticmethod
-    def forget(key: bytes, table: str, sequence: int) -> list[Command]:
-        """The commands that take a table out, `sequence` being the greatest of its stamps and all others."""
-        about = (kind + table.encode() for kind in (_STAMPS, _LOST, _DAMAGED))
-        return [("HDEL", key, *about), *TierState.began(key, sequence)]
-
-    @staticmethod
-    def began(key: bytes, sequence: int) -> list[Command]:
-        """The command that notes the greatest sequence that a write began with."""
-        return [("HSET", key, SEQUENCE, sequence.to_bytes(8, "little", signed=True))]
-
-    @staticmethod
-    def mark(key: bytes, table: str, partition: int) -> list[Command]:
-        """The command that notes a partition which a writer found lost."""
-        return [("HSET", key, _LOST + table.encode(), partition)]
-
-    @staticmethod
-    def mark_damaged(key: bytes, ids: Mapping[str, set[int]]) -> list[Command]:
-        """The commands that note ids, of each table all whose records a writer found damaged; none: it has none."""
-        return [
-            ("HSET", key, _DAMAGED + table.encode(), np.array(sorted(some), "<i8").tobytes())
-            if some
-            else ("HDEL", key, _DAMAGED + table.encode())
-            for table, some in ids.items()
-        ]
 
 
 def sequence_of(value: bytes | None) -> int:

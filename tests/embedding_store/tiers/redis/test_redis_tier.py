@@ -12,6 +12,7 @@ from elastable.embedding_store.tiers.redis import record_transfer as record_scan
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 
@@ -91,6 +92,22 @@ def test_a_reader_meets_a_table_that_was_made_anew(tier: RedisTier, node_or_clus
         tier.write(changed(6, IDS[:3]), {}, 6)
         np.testing.assert_array_equal(read_back(reader, IDS[:3]), rows_of(6, IDS[:3]))
         assert sum(len(block.ids) for block in reader.scan("t")) == 3
+
+
+def test_damage_goes_with_its_table(tier: RedisTier, node_or_cluster_url: str) -> None:
+    tier.write(changed(1), {}, 1)
+    key = rows_key("elastable", "t", int(partition_of(IDS[3:4], 16)[0]))
+    tier._place.topology.call([(key, ("HSET", key, IDS[3].tobytes(), bytes(24)))], tier._place.deadline())
+    with pytest.raises(StoreBroken, match="those of ids 3 "):
+        read_back(tier)
+    for anew in (False, True):
+        if anew:
+            tier.drop("t")
+            tier.create(TABLE)
+        tier.put_state(b"")
+        with RedisTier(node_or_cluster_url) as later:
+            assert set(later.tables()) == {"t"}
+            assert later.doubtful("t").tolist() == ([] if anew else [3])
 
 
 def test_a_state_is_checked(tier: RedisTier) -> None:
