@@ -10,7 +10,7 @@ from pathlib import Path
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.framing import crc32_of
-from elastable.embedding_store.support.checked_files import open_regular, store_failures
+from elastable.embedding_store.support.checked_files import OpenFile, open_regular, store_failures
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def acknowledged_beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.acknowledged")
 
 
-class AcknowledgedFile:
+class AcknowledgedFile(OpenFile):
     """A file of one line, written anew after every append, before anybody hears of the version.
 
     It is not brought to the disk by force, which would take as long as to log the version itself: it survives the death
@@ -63,7 +63,6 @@ class AcknowledgedFile:
         """
         self.path, self._accept_version = path, accept_version
         self._guard = threading.Lock()
-        self._fd = -1
         self._last: Noted | None = None
         self._warned = False
 
@@ -86,10 +85,10 @@ class AcknowledgedFile:
         text = b"%b of store %b" % (entry, noted.identity.encode())
         line = b"%b, check %08x" % (text, crc32_of(text))
         try:
-            if self._fd < 0:
+            if self.fd < 0:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.pwrite(self._fd, line.ljust(_BYTES - 1) + b"\n", 0)
+                self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.pwrite(self.fd, line.ljust(_BYTES - 1) + b"\n", 0)
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -142,12 +141,6 @@ class AcknowledgedFile:
         if self.path is not None:
             with store_failures(self.path, "cannot be removed"):
                 self.path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Closes the file. Closing twice is harmless."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _read(self) -> Noted | None:
         """What was noted; None: nothing."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 
-from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import (
@@ -21,7 +20,13 @@ from elastable.embedding_store.log.framing import (
     other_format,
     parse_header,
 )
-from elastable.embedding_store.support.checked_files import open_regular, reason_of, store_failures, sync_folder
+from elastable.embedding_store.support.checked_files import (
+    OpenFile,
+    open_regular,
+    reason_of,
+    store_failures,
+    sync_folder,
+)
 
 _SUFFIX = ".log"
 _MOST_PIECES = 512  # that one system call writes; Linux takes 1,024
@@ -69,7 +74,7 @@ class Segment:
                 )
 
 
-class SegmentReader(Closing):
+class SegmentReader(OpenFile):
     """Reads a segment entry by entry, each of which must follow the one before.
 
     Attributes:
@@ -93,7 +98,7 @@ class SegmentReader(Closing):
         self.first: Header | None = None
         self.last: Header | None = None
         with store_failures(path, "cannot be read"):
-            self._fd = open_regular(path)
+            self.fd = open_regular(path)
 
     def headers(self) -> Iterator[Header]:
         """Headers of the entries, without their payloads; ends where no whole entry begins.
@@ -123,13 +128,13 @@ class SegmentReader(Closing):
     @property
     def size(self) -> int:
         """The file's length in bytes, now."""
-        return os.fstat(self._fd).st_size
+        return os.fstat(self.fd).st_size
 
     @property
     def replaced(self) -> bool:
         """Whether another file has its path now; one that was removed is not replaced."""
         with store_failures(self.path, "cannot be read"), suppress(FileNotFoundError):
-            return not os.path.samestat(os.fstat(self._fd), self.path.lstat())
+            return not os.path.samestat(os.fstat(self.fd), self.path.lstat())
         return False
 
     def refuse_corruption(self) -> None:
@@ -150,12 +155,6 @@ class SegmentReader(Closing):
                 f"{self.path} is corrupt at byte {self.offset:,}: the next intact entry, {header.sequence}, begins at "
                 f"byte {self.offset + place:,}; restore a checkpoint of version {header.version} or later"
             )
-
-    def close(self) -> None:
-        """Closes the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _advance(self, header: Header) -> None:
         if self.last is None:
@@ -179,7 +178,7 @@ class SegmentReader(Closing):
                 f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
             ) from error
         try:
-            while filled < length and (count := os.preadv(self._fd, [content[filled:]], offset + filled)):
+            while filled < length and (count := os.preadv(self.fd, [content[filled:]], offset + filled)):
                 filled += count
         except OSError as error:
             raise StoreBroken(f"{self.path} cannot be read at byte {offset:,}: {error.strerror}") from error

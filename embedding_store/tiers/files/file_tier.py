@@ -21,6 +21,7 @@ from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.support.checked_files import (
     LOCK_NAME,
     FolderLock,
+    OpenFile,
     open_regular,
     store_failures,
     sync_folder,
@@ -248,7 +249,7 @@ _SLOT = struct.Struct("<QQII")  # sequence, save, a CRC-32 of these, 0
 _SLOT_BYTES = 4096  # each on separate blocks: a write that breaks off leaves the other one
 
 
-class SequenceMark:
+class SequenceMark(OpenFile):
     """Two slots in turn; the one with the greater numbers counts. A slot that is torn had not been relied on yet.
 
     Attributes:
@@ -270,13 +271,13 @@ class SequenceMark:
         """
         self._path, self._fsync, self._slot = path, fsync, 0
         self.sequence = self.save = 0
-        self._fd = opened_part(path, fresh)
+        self.fd = opened_part(path, fresh)
         try:
             with store_failures(path, "cannot be used"):
                 if fresh:
                     self._write(0, 0)
                     self._write(0, 0)
-                    os.fsync(self._fd)
+                    os.fsync(self.fd)
                 else:
                     self._read()
         except BaseException:
@@ -290,25 +291,19 @@ class SequenceMark:
         with store_failures(self._path, "cannot be written"):
             self._write(sequence, save)
             if self._fsync:
-                os.fdatasync(self._fd)
+                os.fdatasync(self.fd)
         self.sequence, self.save = sequence, save
-
-    def close(self) -> None:
-        """Closes the file. Closing twice is harmless."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _write(self, sequence: int, save: int) -> None:
         content = _SLOT.pack(sequence, save, _mark_check(sequence, save), 0)
-        if os.pwrite(self._fd, content, self._slot * _SLOT_BYTES) != len(content):
+        if os.pwrite(self.fd, content, self._slot * _SLOT_BYTES) != len(content):
             raise OSError(28, "No space left on device")
         self._slot = 1 - self._slot
 
     def _read(self) -> None:
         found = list[tuple[int, int, int]]()
         for slot in range(2):
-            content = os.pread(self._fd, _SLOT.size, slot * _SLOT_BYTES)
+            content = os.pread(self.fd, _SLOT.size, slot * _SLOT_BYTES)
             if len(content) == _SLOT.size:
                 sequence, save, *check = _SLOT.unpack(content)
                 if check == [_mark_check(sequence, save), 0]:

@@ -214,7 +214,7 @@ class StreamAppender:
             doubtful = self._doubt
             if doubtful is None or (found.last, found.check) != (doubtful.sequence, doubtful.check):
                 self._refuse_end(found)
-            if entry is not None and entry.header()[1] == doubtful:
+            if entry is not None and entry.header() == doubtful:
                 self.end = found
                 return True
             cut_stream(self._place, self.end, deadline)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
-from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, header_of, parse_header
+from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, frame_header, header_of, parse_header
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command
 from elastable.embedding_store.tiers.redis.schema import log_key
@@ -66,12 +66,9 @@ class NewEntry:
         """Stream ids of its parts."""
         return [b"%d-%d" % (self.sequence, part) for part in range(max(1, -(-self.length // PART_BYTES)))]
 
-    def header(self) -> tuple[bytes, Header]:
-        """The header, as bytes and as values."""
-        crc32 = 0
-        for part in self.parts:
-            crc32 = crc32_of(part, crc32)
-        return self._header(crc32)
+    def header(self) -> Header | None:
+        """Its header."""
+        return parse_header(frame_header(self.sequence, self.version, self.parts, self.previous)[0])
 
     def requests(self, key: bytes) -> Iterator[tuple[list[Buffer], Header | None]]:
         """MULTI, one XADD a part, EXEC: the bytes to send, part by part, and with the last of them the header.
@@ -87,15 +84,9 @@ class NewEntry:
             if number < len(ids):
                 yield [*self._add(key, part_id, length, 9), *pieces, b"\r\n"], None
             else:
-                text, header = self._header(crc32)
+                text = header_of(self.sequence, self.version, self.length, crc32, self.previous)
                 sealed = b"\r\n$6\r\nheader\r\n$%d\r\n%b\r\n" % (len(text), text)
-                yield [*self._add(key, part_id, length, 11), *pieces, sealed, _EXEC], header
-
-    def _header(self, crc32: int) -> tuple[bytes, Header]:
-        header = header_of(self.sequence, self.version, self.length, crc32, self.previous)
-        values = parse_header(header)
-        assert values is not None
-        return header, values
+                yield [*self._add(key, part_id, length, 11), *pieces, sealed, _EXEC], parse_header(text)
 
     def _add(self, key: bytes, part_id: bytes, length: int, words: int) -> list[Buffer]:
         """An XADD up to where its payload begins."""

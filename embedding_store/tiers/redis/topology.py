@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -110,7 +110,9 @@ class Topology:
         self._doubtful = False  # the last operation lost its server
         try:
             deadline = Deadline(url.deadline)
-            self._repeated(lambda: self.refresh(deadline), self._watched, deadline)
+            # Sentinels may soon name another server for the one that is away.
+            again = lambda error: bool(url.service) and isinstance(error, Unavailable)  # noqa: E731
+            self._repeated(lambda: self.refresh(deadline), again, deadline)
         except BaseException:
             self.pool.close()
             raise
@@ -244,7 +246,9 @@ class Topology:
                 self._doubtful = False
             failures = attempt(self._routes(slots, todo, asked))
             if failures:
-                self._refuse_lasting(failures.values())
+                for line in failures.values():
+                    if not self.passes(line):
+                        raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
                 asked = {item: address_in(line) for item, line in failures.items() if line.startswith("ASK ")}
                 todo = np.array(sorted(failures), np.int64)
                 line = next(iter(failures.values()))
@@ -260,10 +264,6 @@ class Topology:
 
         self._repeated(attempt_round, again, deadline)
 
-    def _watched(self, error: Exception) -> bool:
-        """Whether Sentinels may soon name another server for the one that is away."""
-        return bool(self.url.service) and isinstance(error, Unavailable)
-
     def _repeated(self, attempt: Callable[[], None], again: Callable[[Exception], bool], deadline: Deadline) -> None:
         """Repeats some rounds; where Sentinels watch, until the deadline: a failover takes them seconds."""
         causes: list[Exception] = []
@@ -278,12 +278,6 @@ class Topology:
             if self.url.service and causes:
                 raise DeadlineExceeded(f"{error}; before that: {causes[-1]}") from causes[-1]
             raise
-
-    def _refuse_lasting(self, errors: Iterable[str]) -> None:
-        """Raises `StoreFailed` for the first error that another round would not mend."""
-        for line in errors:
-            if not self.passes(line):
-                raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
 
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""
