@@ -138,6 +138,7 @@ class CheckpointSeries:
                         mark=mark,
                         whole=frozen,
                     )
+                    self._base = open_named(self._files, address.rpartition("/")[2])
                 except BaseException:
                     with self._noting:
                         self._failures += 1
@@ -146,7 +147,6 @@ class CheckpointSeries:
                     raise
                 if self._dirty is not None:
                     self._dirty.forget(mark)
-                self._base = open_named(self._files, address.rpartition("/")[2])
                 return address
 
         return write

@@ -1,11 +1,12 @@
 """Increments hold what changed since the checkpoint before, and with what they build upon they are the whole."""
 
+import errno
 import json
 import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fsspec
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -25,7 +26,7 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
-from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles, Part
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
 from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
@@ -193,6 +194,35 @@ def test_one_begun_before_another_failed_is_full(tmp_path: Path) -> None:
         found = open_checkpoint(second())
         assert found.manifest.kind == "full"
         assert restored(found) == rows(store)
+
+
+def test_the_next_one_holds_what_is_in_one_that_was_written_and_could_not_be_read_again(tmp_path: Path) -> None:
+    class Unreadable(LocalFiles):
+        """Fails once a checkpoint has been written."""
+
+        fails = unreadable = False
+
+        def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
+            super().commit(draft, name, manifest)
+            self.unreadable = self.fails
+
+        def read(self, path: str, most: int | None = None) -> UInt8:
+            if self.unreadable:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(path, most)
+
+    files = Unreadable(tmp_path)
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(files, store)
+        job.train(6, most=500)
+        job.save()
+        for files.fails in (True, False):
+            job.train(1)
+            if files.fails:
+                with pytest.raises(CheckpointError, match="Input/output error"):
+                    job.save()
+            files.unreadable = False
+        assert restored(job.save()) == rows(store)
 
 
 @pytest.mark.parametrize("another", [False, True])
