@@ -331,15 +331,11 @@ def _write_live(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec,
 def write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
     """Hands over what a table keeps besides its rows; the name of its file, None where there is nothing."""
     state = source.table_state(table)
-    if not state:
+    decay = None if state.untouched_decay is None else np.array([state.untouched_decay], np.float64)
+    parts = {"admission_counts": state.admission_counts, "untouched_decay": decay, "touch_times": state.touch_times}
+    tensors: dict[str, list[Tensor]] = {name: [part] for name, part in parts.items() if part is not None}
+    if not tensors:
         return None
-    tensors: dict[str, list[Tensor]] = {}
-    if state.admission_counts is not None:
-        tensors["admission_counts"] = [state.admission_counts]
-    if state.untouched_decay is not None:
-        tensors["untouched_decay"] = [np.array([state.untouched_decay], np.float64)]
-    if state.touch_times is not None:
-        tensors["touch_times"] = [state.touch_times]
     file = f"{prefix}-state.safetensors"
     out.put(file, tensors)
     return file

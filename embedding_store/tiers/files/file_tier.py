@@ -150,8 +150,7 @@ class FileTier(Tier):
         self._require_open()
         files = self._table(table)
         width = files.table.record_bytes if width is None else width
-        if block_rows < 1 or not 0 <= width <= files.table.record_bytes:
-            raise BadInput(f"blocks of {block_rows} rows of {width} bytes of table {table!r} cannot be")
+        files.table.require_scan(block_rows, width)
         return files.scan(block_rows, width)
 
     def doubtful(self, table: str) -> Int64:
@@ -212,17 +211,8 @@ class FileTier(Tier):
 
     def _files(self, records: Records, whole: bool = False) -> TableFiles:
         """The table's files. Raises `BadInput` where records are not what the contract says."""
-        files, rows, ids, positions = self._table(records.table), records.rows, records.ids, records.positions
-        most = files.table.record_bytes
-        shaped = rows.ndim == 2 and ids.shape == positions.shape == (len(rows),)
-        if not shaped or rows.shape[1] > most or (whole and rows.shape[1] < most):
-            raise BadInput(
-                f"records of table {records.table!r} have {most} bytes; got ids {list(ids.shape)}, positions "
-                f"{list(positions.shape)} and rows {list(rows.shape)}"
-            )
-        typed = rows.dtype == np.uint8 and ids.dtype == positions.dtype == np.int64
-        if not (typed and rows.flags.c_contiguous):
-            raise BadInput(f"records of table {records.table!r} must be int64 ids and positions and C-contiguous uint8")
+        files = self._table(records.table)
+        records.require_fit(files.table.record_bytes, whole)
         return files
 
     def _table(self, name: str) -> TableFiles:
@@ -347,17 +337,10 @@ class NumberedTable:
     items: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.table.name, str):
-            raise BadInput(f"the name of a table must be text, got {self.table.name!r}")
-        if not 1 <= self.table.record_bytes <= _MOST_RECORD_BYTES:
+        if self.table.record_bytes > _MOST_RECORD_BYTES:
             raise BadInput(
-                f"record_bytes of table {self.table.name!r} must be from 1 to {_MOST_RECORD_BYTES}, "
+                f"record_bytes of table {self.table.name!r} must be at most {_MOST_RECORD_BYTES}, "
                 f"got {self.table.record_bytes}"
-            )
-        if not 0 <= self.table.first_bytes <= self.table.record_bytes:
-            raise BadInput(
-                f"first_bytes of table {self.table.name!r} must be from 0 to its record_bytes, "
-                f"{self.table.record_bytes}; got {self.table.first_bytes}"
             )
         if not isinstance(self.number, str) or not _NUMBER.fullmatch(self.number):
             raise BadInput(f"{self.number!r} is no number of a table's files")

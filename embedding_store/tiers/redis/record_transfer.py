@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
+from elastable.embedding_store.errors import StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.tiers.redis.connection import (
     Connection,
@@ -118,8 +118,6 @@ class RecordTable:
                 )
             description = base64.b64decode(fields["description"], validate=True)
             table = TierTable(name.decode(), int(fields["record_bytes"]), description)
-            if table.record_bytes < 1:
-                raise ValueError("record_bytes must be at least 1")
             made, dropped = str(fields["made"]), bool(fields.get("dropped", False))
             return cls.of(namespace, table, int(fields["partitions"]), made, dropped)
         except MALFORMED as error:
@@ -398,26 +396,19 @@ class Batch:
     known: Int64
 
     @classmethod
-    def of(cls, table: RecordTable, ids: Int64, rows: UInt8, gone: Int64 | None = None) -> Self:
-        """Groups ids by partition.
+    def of(cls, table: RecordTable, records: Records, gone: Int64 | None = None) -> Self:
+        """Groups records by partition.
 
         Args:
             table: The table.
-            ids: int64 `[n]`, each once.
-            rows: uint8 `[n, w]`.
+            records: Each id once.
             gone: int64: ids to delete, where whole records are to be written; None: records are to be read.
 
         Raises:
-            BadInput: rows of another number or width.
+            BadInput: as `Records.require_fit`.
         """
-        width, whole = table.table.record_bytes, gone is not None
-        fits = rows.dtype == np.uint8 and rows.ndim == 2 and len(rows) == len(ids) and rows.flags.c_contiguous
-        if not fits or (rows.shape[1] != width if whole else rows.shape[1] > width):
-            raise BadInput(
-                f"table {table.table.name!r}: rows are {rows.dtype} {rows.shape} for {len(ids)} ids; they must be "
-                f"C-contiguous uint8 [{len(ids)}, {'' if whole else 'at most '}{width}]"
-            )
-        grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(ids, np.int64), table.partitions)
+        records.require_fit(table.table.record_bytes, whole=gone is not None)
+        grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(records.ids), table.partitions)
         gone_ids, gone_counts = np.empty(0, np.int64), np.zeros(table.partitions, np.int64)
         if gone is not None and len(gone):
             gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
@@ -427,8 +418,8 @@ class Batch:
         parts["rows"], parts["gone"] = counts[held], gone_counts[held]
         parts["row_at"] = np.cumsum(parts["rows"]) - parts["rows"]
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
-        missing = np.zeros(0 if whole else len(ids), np.uint8)
-        return cls(table, parts, grouped, positions, gone_ids, rows, missing, table.known.copy())
+        missing = np.zeros(len(grouped) if gone is None else 0, np.uint8)
+        return cls(table, parts, grouped, positions, gone_ids, records.rows, missing, table.known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

@@ -59,6 +59,8 @@ class RedisTier(Tier):
     back with less than it confirmed is an error, and never "no record".
     """
 
+    keeps_positions = False
+
     def __init__(self, place: str | RedisUrl | RedisPlace) -> None:
         """Connects.
 
@@ -83,10 +85,6 @@ class RedisTier(Tier):
     def place(self) -> str:
         return f"{self._place.url} (namespace {self._place.url.namespace!r})"
 
-    @property
-    def keeps_positions(self) -> bool:
-        return False
-
     def tables(self) -> dict[str, TierTable]:
         return {name: table.table for name, table in self._load().items()}
 
@@ -98,8 +96,6 @@ class RedisTier(Tier):
             StoreBroken: there are records of a table of that name, and the registry does not know it: it was lost.
             TakenOver: another process owns the tier now.
         """
-        if table.record_bytes < 1:
-            raise BadInput(f"table {table.name!r}: record_bytes must be at least 1, got {table.record_bytes}")
         deadline = self._place.deadline()
         with self._guard:
             entry = self._entries(deadline).get(table.name)
@@ -139,7 +135,7 @@ class RedisTier(Tier):
             return self._read(wanted)
 
     def _read(self, wanted: Sequence[Records]) -> list[Int64]:
-        batches = [Batch.of(self._table(records.table), records.ids, records.rows) for records in wanted]
+        batches = [Batch.of(self._table(records.table), records) for records in wanted]
         read_records(self._place.topology, batches, self._place.deadline())
         return [np.flatnonzero(batch.missing) for batch in batches]
 
@@ -172,10 +168,11 @@ class RedisTier(Tier):
     def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
         gone = {name: ids for name, (ids, _) in deleted.items()}
         for records in changed:
-            yield Batch.of(self._table(records.table), records.ids, records.rows, gone.pop(records.table, _NO_IDS))
+            yield Batch.of(self._table(records.table), records, gone.pop(records.table, _NO_IDS))
         for name, ids in gone.items():
             table = self._table(name)
-            yield Batch.of(table, _NO_IDS, np.empty((0, table.table.record_bytes), np.uint8), ids)
+            nothing = np.empty((0, table.table.record_bytes), np.uint8)
+            yield Batch.of(table, Records(name, _NO_IDS, _NO_IDS, nothing), ids)
 
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
@@ -200,12 +197,8 @@ class RedisTier(Tier):
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         """The deadline holds for each request by itself."""
         found = self._table(table)
-        record_bytes = found.table.record_bytes
-        taken = record_bytes if width is None else width
-        if block_rows < 1 or not 0 <= taken <= record_bytes:
-            raise BadInput(
-                f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
-            )
+        taken = found.table.record_bytes if width is None else width
+        found.table.require_scan(block_rows, taken)
         doubtful = self._doubtful[table] = set()
         damaged = lambda ids: doubtful.update(ids.tolist())  # noqa: E731
         return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline, damaged)

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unsupported
+from elastable.embedding_store.errors import StoreBroken, TakenOver, Unsupported
 from elastable.embedding_store.tiers.redis import record_transfer as record_scan
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
@@ -138,15 +138,6 @@ def test_opening_and_reading_take_nothing_over(tier: RedisTier, node_or_cluster_
         with pytest.raises(TakenOver, match="was taken over"):
             refused()
     np.testing.assert_array_equal(read_back(tier), rows_of(3))
-
-
-def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
-    for rows in (rows_of(1)[:, :15], rows_of(1)[:-1], np.asfortranarray(rows_of(1))):
-        with pytest.raises(BadInput, match=r"must be C-contiguous uint8 \[400, 16\]"):
-            tier.write([Records("t", IDS, IDS, rows)], {}, 1)
-    with pytest.raises(BadInput, match=r"uint8 \[400, at most 16\]"):
-        tier.read([Records("t", IDS, IDS, np.zeros((400, 17), np.uint8))])
-    assert tier.sequence == 0
 
 
 @pytest.mark.parametrize("schema", [2, 4])
