@@ -52,12 +52,11 @@ class CheckpointSeries:
         self._full_every = full_every
         self._writing = threading.Lock()
         self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
-        self._failures = 0
         self._store = store
         self._dirty: DirtyRows | None = None  # of rows that store servers keep, those know what changed
-        self._mark = uuid.uuid4().bytes  # of the last checkpoint that was begun and has not failed; b"": unknown
+        self._mark = self._written = uuid.uuid4().bytes  # of the checkpoints begun last and written last
         self._evicting = {name for name, spec in store.specs().items() if spec.eviction is not None}
-        self._noting = threading.Lock()  # of the mark, of failures, and of what was frozen
+        self._noting = threading.Lock()  # of the mark, and of what was frozen
         self._frozen = set[str]()  # of those with eviction, since the last checkpoint
         if full_every > 1 and isinstance(store, ShardStore):
             store.take_changes(self._mark, b"")
@@ -113,18 +112,16 @@ class CheckpointSeries:
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
-        mark = uuid.uuid4().bytes
-        with self._noting:
-            failures, base_mark = self._failures, self._mark
+        mark, base_mark = uuid.uuid4().bytes, self._mark
         changes = self._taken(mark, base_mark, progress.version)
         with self._noting:
-            self._mark = mark if failures == self._failures else b""
+            self._mark = mark
             frozen, self._frozen = self._frozen, set[str]()
 
         def write() -> str:
             with self._writing:
-                # An earlier checkpoint that has failed since took changes that these lack.
-                base = self._usable_base() if changes is not None and failures == self._failures else None
+                # One that was begun before and has failed since took changes that these lack.
+                base = self._usable_base() if changes is not None and base_mark == self._written else None
                 try:
                     address = write_checkpoint(
                         self._files,
@@ -138,11 +135,10 @@ class CheckpointSeries:
                         mark=mark,
                         whole=frozen,
                     )
-                    self._base = open_named(self._files, address.rpartition("/")[2])
+                    self._base, self._written = open_named(self._files, address.rpartition("/")[2]), mark
                 except BaseException:
                     with self._noting:
-                        self._failures += 1
-                        self._mark = base_mark if self._mark == mark else b""
+                        self._mark = base_mark if self._mark == mark else self._mark
                         self._frozen |= frozen
                     raise
                 if self._dirty is not None:
