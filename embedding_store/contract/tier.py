@@ -100,7 +100,12 @@ class Tier(Closing):
 
     A tier has no transactions. Whatever was being written when the process died, may be there or not, row by row: the
     engine writes it again, from its log.
+
+    Attributes:
+        far: Whether a call is a round trip: the store then reads ahead, all tables at once, and keeps what it reads.
     """
+
+    far = True
 
     @property
     @abstractmethod
@@ -111,11 +116,6 @@ class Tier(Closing):
     @abstractmethod
     def keeps_positions(self) -> bool:
         """Whether records are kept by position: `scan` gives positions then, and these ids must get them again."""
-
-    @property
-    def far(self) -> bool:
-        """Whether a call is a round trip: the store then reads ahead, all tables at once, and keeps what it reads."""
-        return True
 
     @abstractmethod
     def tables(self) -> dict[str, TierTable]:

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Array, Float32, Int64, UIn
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
-from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.framing import MAX_PAYLOAD_BYTES
 from elastable.embedding_store.support.array_body import BodyPlan, raw
@@ -288,7 +288,7 @@ _DTYPES: dict[str, type[np.int64] | type[np.float32] | type[np.uint8]] = {
 }
 _MAX_FIELD_BYTES = 64 << 20
 _ALIGN = 8
-_UNREADABLE_ARRAYS: tuple[type[Exception], ...] = (*MALFORMED, struct.error, BadInput)
+_UNREADABLE_ARRAYS: tuple[type[Exception], ...] = (*MALFORMED, struct.error)
 _Array = npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 

@@ -208,12 +208,8 @@ class Topology:
         self.pool.give_back(connection)
 
     def address_of(self, key: bytes) -> Address:
-        """The server that owns a key, as far as that is known. Raises `NotReady` where none does."""
-        current = self._map
-        owner = int(current.owners[key_slot(key)])
-        if owner < 0:
-            raise NotReady(f"hash slot {key_slot(key)} is served by no node of the Cluster at {self.url}")
-        return current.nodes[owner]
+        """The server that owns a key, as far as that is known. Raises `Unavailable` where none does."""
+        return self._routes(np.array([key_slot(key)]), np.zeros(1, np.int64), {})[0].address
 
     def nodes(self) -> tuple[Address, ...]:
         """All servers that own slots."""
