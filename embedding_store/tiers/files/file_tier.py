@@ -27,7 +27,7 @@ from elastable.embedding_store.support.checked_files import (
     sync_folder,
 )
 from elastable.embedding_store.tiers.files.mapped_file import opened_part
-from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS, TableFiles
+from elastable.embedding_store.tiers.files.table_files import NumberedTable, TableFiles
 
 _MARK_NAME = "mark"
 _FILES_OF_A_TABLE = re.compile(r"[0-9]{6,9}\.(rows|ids)")
@@ -110,7 +110,7 @@ class FileTier(Tier):
             raise SpecConflict(f"{self._folder} holds a table {table.name!r} already")
         numbers = [int(saved.number) for saved in self._manifest.tables.values()]
         saved = NumberedTable(table, f"{max(numbers, default=0) + 1:06d}", os.urandom(16))
-        files = TableFiles(self._folder, saved.number, saved.token, table, fsync=self._fsync)
+        files = TableFiles(self._folder, saved, fresh=True, fsync=self._fsync)
         try:
             self._replace(replace(self._manifest, tables={**self._manifest.tables, table.name: saved}))
         except BaseException:
@@ -162,16 +162,13 @@ class FileTier(Tier):
 
     def put_state(self, state: bytes) -> None:
         self._require_sound()
-        tables = dict(self._manifest.tables)
-        for name, files in self._tables.items():
-            try:
-                files.save()
-            except StoreBroken:
-                raise
-            except StoreFailed as error:
-                self._failure = error  # what the system did not write, it may forget
-                raise
-            tables[name] = replace(tables[name], items=files.items)
+        try:
+            tables = {name: files.save() for name, files in self._tables.items()}
+        except StoreBroken:
+            raise
+        except StoreFailed as error:
+            self._failure = error  # what the system did not write, it may forget
+            raise
         self._replace(TierManifest(tables, self._manifest.save + 1, self.sequence, bytes(state)))
 
     def close(self) -> None:
@@ -192,9 +189,7 @@ class FileTier(Tier):
         self._manifest = manifest
         clean = self._mark.save < manifest.save
         for name, saved in manifest.tables.items():
-            self._tables[name] = TableFiles(
-                self._folder, saved.number, saved.token, saved.table, saved.items, clean, self._fsync
-            )
+            self._tables[name] = TableFiles(self._folder, saved, clean=clean, fsync=self._fsync)
         self._remove_orphans()
 
     def _remove_orphans(self) -> None:
@@ -314,38 +309,8 @@ def _mark_check(sequence: int, save: int) -> int:
 MANIFEST_NAME = "tables"
 _DRAFT = f"{MANIFEST_NAME}.new"
 _FORMAT = "elastable-file-tier-1"
-_NUMBER = re.compile(r"[0-9]{6,9}")  # names the files of a table; nothing else may, as it is a part of their paths
-_MOST_RECORD_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 _MOST_SEQUENCE = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class NumberedTable:
-    """A table in a manifest.
-
-    Attributes:
-        table: The table.
-        number: Name of its files, decimal digits.
-        token: 16 bytes that its files hold.
-        items: Positions that they had room for at the last save.
-    """
-
-    table: TierTable
-    number: str
-    token: bytes
-    items: int = 0
-
-    def __post_init__(self) -> None:
-        if self.table.record_bytes > _MOST_RECORD_BYTES:
-            raise BadInput(
-                f"record_bytes of table {self.table.name!r} must be at most {_MOST_RECORD_BYTES}, "
-                f"got {self.table.record_bytes}"
-            )
-        if not isinstance(self.number, str) or not _NUMBER.fullmatch(self.number):
-            raise BadInput(f"{self.number!r} is no number of a table's files")
-        if len(self.token) != 16 or not 0 <= self.items <= MOST_POSITIONS:
-            raise BadInput(f"files {self.number!r} of table {self.table.name!r} cannot be")
 
 
 @dataclass(frozen=True, slots=True)

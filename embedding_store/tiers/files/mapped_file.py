@@ -36,14 +36,14 @@ class MappedFile(OpenFile):
 
     begin = _HEADER_BYTES
 
-    def __init__(self, path: Path, kind: bytes, token: bytes, item_bytes: int, fresh: bool, items: int = 0) -> None:
+    def __init__(self, path: Path, kind: bytes, item_bytes: int, token: bytes, fresh: bool, items: int) -> None:
         """Opens the file.
 
         Args:
             path: Of the file. A symbolic link is refused.
             kind: What its items are, at most 8 bytes.
-            token: 16 bytes that the files of one table share, and no others.
             item_bytes: Bytes of an item.
+            token: 16 bytes that the files of one table share, and no others.
             fresh: Whether to begin with an empty file, whatever is there.
             items: How many it must have room for, unless it is fresh.
 

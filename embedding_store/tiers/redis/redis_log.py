@@ -31,7 +31,6 @@ from elastable.embedding_store.tiers.redis.stream_records import (
     LAST_PART,
     MAX_ENTRY_BYTES,
     NewEntry,
-    StreamBegin,
     StreamEnd,
     ends_questions,
     first_part,
@@ -208,7 +207,7 @@ class StreamAppender:
                 raise self._refusal("cannot be appended to", error)
             self._place.require(owner)
             self._owned_by = owner
-            _, found = read_ends(stream, self._name)
+            *_, found = read_ends(stream, self._name)
             if found == self.end:
                 return False
             doubtful = self._doubt
@@ -282,7 +281,7 @@ class RedisLog(Log):
         self._name = f"the log of the store at {url} (namespace {url.namespace!r})"
         self._appending = threading.Lock()
         self._closed = False
-        self._begin = StreamBegin()
+        self._first, self._before = 1, 0  # the oldest entry, and the bytes of all before it
         self._read = StreamEnd(-1)  # the entry that was read last
         self._appender = StreamAppender(self._place, self._name)
         self._server, self._reached = b"", 0
@@ -297,7 +296,7 @@ class RedisLog(Log):
 
     @property
     def first(self) -> int:
-        return self._begin.first
+        return self._first
 
     @property
     def last(self) -> int:
@@ -317,7 +316,7 @@ class RedisLog(Log):
 
     @property
     def bytes(self) -> int:
-        return self._appender.end.total - self._begin.before
+        return self._appender.end.total - self._before
 
     def refresh(self) -> None:
         """Reads anew where the log begins and ends, as another process may have changed it.
@@ -330,7 +329,8 @@ class RedisLog(Log):
             deadline = self._place.deadline()
             self._appender.settle(deadline)
             questions = [(self._key, words) for words in ends_questions(self._key)]
-            self._begin, self._appender.end = read_ends(self._place.topology.call(questions, deadline), self._name)
+            found = read_ends(self._place.topology.call(questions, deadline), self._name)
+            self._first, self._before, self._appender.end = found
 
     def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
         with self._appending:
@@ -400,7 +400,7 @@ class RedisLog(Log):
         self._place.change([*START_QUESTIONS, self._last_part_of(keep)], trimmed, deadline)
         oldest = first_part(self._place.topology, self._name, ends_questions(self._key)[0], deadline)
         if oldest is not None and oldest.sequence <= self.last:
-            self._begin = StreamBegin(oldest.sequence, oldest.begin)
+            self._first, self._before = oldest.sequence, oldest.begin
 
     def truncate(self, after: int) -> None:
         """Takes entries back; entry `after` has to be in the log, unless nothing was trimmed and it is 0."""

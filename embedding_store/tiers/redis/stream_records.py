@@ -236,37 +236,27 @@ class StreamEnd:
         return cls(part.sequence, part.header.check, part.end, part.id)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamBegin:
-    """The oldest entry of a log.
-
-    Attributes:
-        first: Its sequence number; 1 where there is none.
-        before: Bytes of all entries before it.
-    """
-
-    first: int = 1
-    before: int = 0
-
-
 def ends_questions(key: bytes) -> tuple[Command, Command]:
     """The commands whose answers `read_ends` reads."""
     return ("XRANGE", key, "-", "+", "COUNT", 1), ("XREVRANGE", key, "+", "-", "COUNT", 1)
 
 
-def read_ends(answers: Sequence[Reply], name: str) -> tuple[StreamBegin, StreamEnd]:
+def read_ends(answers: Sequence[Reply], name: str) -> tuple[int, int, StreamEnd]:
     """Both ends of a log, from the answers to `ends_questions`.
+
+    Returns:
+        The sequence number of its oldest entry (1 where there is none), the bytes of all before it, and its newest one.
 
     Raises:
         StoreBroken: the stream is not one of a log, or lacks the end of its newest entry.
     """
     oldest, newest = answers
     if not oldest or not newest:
-        return StreamBegin(), StreamEnd()
+        return 1, 0, StreamEnd()
     first, last = part_of(oldest[0], name), part_of(newest[0], name)
     if last.header is None:
         raise StoreBroken(f"{name} is corrupt at its end: no part of entry {last.sequence} is its last one")
-    return StreamBegin(first.sequence, first.begin), StreamEnd.of(last)
+    return first.sequence, first.begin, StreamEnd.of(last)
 
 
 # Reads the log of a store in Redis, some stream entries at a time
