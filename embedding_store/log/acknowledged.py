@@ -62,39 +62,36 @@ class AcknowledgedFile(OpenFile):
             accept_version: The store is opened at this version although a later one was acknowledged; None: at none.
         """
         self.path, self._accept_version = path, accept_version
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._last: Noted | None = None
         self._warned = False
 
     def put(self, noted: Noted) -> None:
         """Notes a moment. A file that cannot be written is warned of once: the store goes on without it."""
+        if self.path is None:
+            return
+        entry = b"version %d, entry %d (%08x)" % (noted.version, noted.sequence, noted.check)
+        text = b"%b of store %b" % (entry, noted.identity.encode())
+        line = b"%b, check %08x" % (text, crc32_of(text))
         with self._guard:
-            self._put(noted)
+            self._last = noted
+            try:
+                if self.fd < 0:
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                os.pwrite(self.fd, line.ljust(_BYTES - 1) + b"\n", 0)
+            except OSError as error:
+                if not self._warned:
+                    self._warned = True
+                    _log.warning(
+                        "%s cannot be written (%s): what the store loses may not be noticed", self.path, error.strerror
+                    )
 
     def identify(self, identity: str) -> None:
         """Notes whose moment the last one was, which the store knows by now."""
         with self._guard:
             if self._last is not None and self._last.identity != identity:
-                self._put(replace(self._last, identity=identity))
-
-    def _put(self, noted: Noted) -> None:
-        if self.path is None:
-            return
-        self._last = noted
-        entry = b"version %d, entry %d (%08x)" % (noted.version, noted.sequence, noted.check)
-        text = b"%b of store %b" % (entry, noted.identity.encode())
-        line = b"%b, check %08x" % (text, crc32_of(text))
-        try:
-            if self.fd < 0:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.pwrite(self.fd, line.ljust(_BYTES - 1) + b"\n", 0)
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "%s cannot be written (%s): what the store loses may not be noticed", self.path, error.strerror
-                )
+                self.put(replace(self._last, identity=identity))
 
     def require(self, log: Log, found: Noted, place: str) -> None:
         """Compares a store with what was noted.
