@@ -141,12 +141,17 @@ class LostPartition(StoreBroken):
         )
         self.table, self.partition = table, partition
 
-    @classmethod
-    def of(cls, server: object, table: RecordTable, partition: int, stamp: int, known: int) -> "LostPartition":
-        """The error for a stamp that is behind the known one."""
-        gone = "its hash has no stamp"
-        older = f"its last write is that of {stamp_name(stamp)}, and one of {stamp_name(known)} was confirmed"
-        return cls(server, table.table.name, partition, gone if stamp == NO_STAMP else older)
+
+def refuse_lost(
+    server: object, table: RecordTable, partitions: Int64 | int, stamps: Int64 | int, known: Int64 | int
+) -> None:
+    """Raises `LostPartition` for the first partition, int64 `[n]` or one, without a stamp or behind the known one."""
+    behind = np.flatnonzero(np.equal(stamps, NO_STAMP) | np.less(stamps, known))
+    if len(behind):
+        partition, stamp, expected = (int(np.ravel(of)[behind[0]]) for of in (partitions, stamps, known))
+        older = f"its last write is that of {stamp_name(stamp)}, and one of {stamp_name(expected)} was confirmed"
+        how = "its hash has no stamp" if stamp == NO_STAMP else older
+        raise LostPartition(server, table.table.name, partition, how)
 
 
 class DamagedRecords(StoreBroken):
@@ -239,12 +244,9 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
         return failures
 
     topology.complete(work.hash_slots(), attempt, deadline)
-    known = work.values(lambda batch, parts: batch.known[parts["partition"]])
-    behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
-    if len(behind):
-        at = int(behind[0])
-        batch, partition = work.partition(at)
-        raise LostPartition.of(topology.url, batch.table, partition, int(stamps[at]), int(known[at]))
+    for number, batch in enumerate(batches):
+        held = batch.parts["partition"]
+        refuse_lost(topology.url, batch.table, held, stamps[work.owners == number], batch.known[held])
     for batch in batches:
         if len(damaged := np.flatnonzero(batch.missing[batch.positions] == DAMAGED)):
             raise DamagedRecords(topology.url, batch.table, batch.ids[damaged])
@@ -300,7 +302,7 @@ def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, de
             lost = [at for at in write.replies.lost if at not in write.replies.failures]
             if lost:
                 batch, partition = work.partition(route.items[lost[0]])
-                raise LostPartition.of(topology.url, batch.table, partition, NO_STAMP, 0)
+                refuse_lost(topology.url, batch.table, partition, NO_STAMP, 0)
         if failures:
             topology.pool.drop_idle()  # a failover may be behind it: what was verified before may be so no more
         return failures
@@ -341,9 +343,7 @@ class _Writes(Requests):
             if isinstance(reply, hiredis.ReplyError):
                 self.refused[at] = str(reply)
                 continue
-            known, stamp = int(batch.known[partition]), stamp_of(reply)
-            if stamp == NO_STAMP or stamp < known:
-                raise LostPartition.of(self._topology.url, batch.table, partition, stamp, known)
+            refuse_lost(self._topology.url, batch.table, partition, stamp_of(reply), batch.known[partition])
             verified(batch.table)[partition] = True
         return not self.refused
 

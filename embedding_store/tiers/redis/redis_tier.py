@@ -22,13 +22,13 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.tiers.redis.connection import Deadline
-from elastable.embedding_store.tiers.redis.record_codec import NO_STAMP
 from elastable.embedding_store.tiers.redis.record_transfer import (
     Batch,
     DamagedRecords,
     LostPartition,
     RecordTable,
     read_records,
+    refuse_lost,
     scanned,
     stamp_of,
     write_records,
@@ -274,11 +274,7 @@ class RedisTier(Tier):
         known = state.known(table)
         if self._same(table):
             known = np.maximum(known, self._tables[name].known)
-        behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
-        if len(behind):
-            partition = int(behind[0])
-            stamp, expected = int(stamps[partition]), int(known[partition])
-            raise LostPartition.of(self._place.url, table, partition, stamp, expected)
+        refuse_lost(self._place.url, table, np.arange(table.partitions), stamps, known)
         if name in state.lost:
             raise LostPartition(
                 self._place.url, name, state.lost[name], "a writer found it gone, and wrote to it since"
