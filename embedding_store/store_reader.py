@@ -34,10 +34,10 @@ from elastable.embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import Change, CommitImages, ResetVersion, TableImages, decode_change
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.inspection import LogTail
+from elastable.embedding_store.log.segment import find_base
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.tables.checks import require_ids
 from elastable.embedding_store.tables.table import BaseSource

@@ -10,6 +10,7 @@ from itertools import cycle
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.connection import (
     ConnectionPool,
@@ -73,7 +74,7 @@ class _Counted(Replies):
 
 def _batch(table: RecordTable, ids: Int64) -> Batch:
     rows = np.ones((len(ids), table.table.record_bytes), np.uint8)
-    return Batch.of(table, ids, rows, np.zeros(table.partitions, np.int64), ids[:0])
+    return Batch.of(table, Records(table.table.name, ids, ids, rows), ids[:0])
 
 
 def _reads(batch: Batch) -> _Encoded:

@@ -9,6 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,23 @@ class TierTable:
     description: bytes = field(default=b"", repr=False)
     first_bytes: int = field(default=0, compare=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise BadInput(f"the name of a table must be text, got {self.name!r}")
+        if not 0 <= self.first_bytes <= self.record_bytes or self.record_bytes < 1:
+            raise BadInput(
+                f"table {self.name!r}: record_bytes must be at least 1, and first_bytes from 0 to that; got "
+                f"{self.record_bytes} and {self.first_bytes}"
+            )
+
+    def require_scan(self, block_rows: int, width: int) -> None:
+        """Raises `BadInput` where blocks of so many records, of so many bytes each, cannot be scanned."""
+        if block_rows < 1 or not 0 <= width <= self.record_bytes:
+            raise BadInput(
+                f"table {self.name!r}: block_rows={block_rows} must be at least 1, and width={width} at most "
+                f"{self.record_bytes}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Records:
@@ -45,6 +63,18 @@ class Records:
     ids: Int64
     positions: Int64
     rows: UInt8
+
+    def require_fit(self, record_bytes: int, whole: bool) -> None:
+        """Raises `BadInput` unless these are records of so many bytes; not `whole`: at most, to be read."""
+        ids, positions, rows, n = self.ids, self.positions, self.rows, len(self.ids)
+        typed = ids.dtype == positions.dtype == np.int64 and rows.dtype == np.uint8 and rows.flags.c_contiguous
+        shaped = ids.shape == positions.shape == (n,) == rows.shape[:1] and rows.ndim == 2
+        if not (typed and shaped) or (rows.shape[1] != record_bytes if whole else rows.shape[1] > record_bytes):
+            raise BadInput(
+                f"table {self.table!r}: ids are {ids.dtype} {ids.shape}, positions {positions.dtype} {positions.shape} "
+                f"and rows {rows.dtype} {rows.shape}; they must be int64 [{n}] and C-contiguous uint8 "
+                f"[{n}, {'' if whole else 'at most '}{record_bytes}]"
+            )
 
 
 class MappedRecords(NamedTuple):
@@ -70,7 +100,12 @@ class Tier(Closing):
 
     A tier has no transactions. Whatever was being written when the process died, may be there or not, row by row: the
     engine writes it again, from its log.
+
+    Attributes:
+        far: Whether a call is a round trip: the store then reads ahead, all tables at once, and keeps what it reads.
     """
+
+    far = True
 
     @property
     @abstractmethod
@@ -81,11 +116,6 @@ class Tier(Closing):
     @abstractmethod
     def keeps_positions(self) -> bool:
         """Whether records are kept by position: `scan` gives positions then, and these ids must get them again."""
-
-    @property
-    def far(self) -> bool:
-        """Whether a call is a round trip: the store then reads ahead, all tables at once, and keeps what it reads."""
-        return True
 
     @abstractmethod
     def tables(self) -> dict[str, TierTable]:

@@ -21,7 +21,6 @@ from elastable.embedding_store.errors import (
     VersionError,
 )
 from elastable.embedding_store.log.acknowledged import AcknowledgedFile, Noted, acknowledged_beside
-from elastable.embedding_store.log.base_file import newest_base, write_base
 from elastable.embedding_store.log.changes import (
     Change,
     ClearTable,
@@ -38,6 +37,7 @@ from elastable.embedding_store.log.changes import (
 from elastable.embedding_store.log.contract import Buffer, Log
 from elastable.embedding_store.log.file_log import FileLog
 from elastable.embedding_store.log.inspection import entry_of_version
+from elastable.embedding_store.log.segment import newest_base, write_base
 from elastable.embedding_store.support.futures import settle, settle_error
 from elastable.embedding_store.tables.checks import require_block, require_ids
 

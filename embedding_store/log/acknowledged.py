@@ -10,7 +10,7 @@ from pathlib import Path
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Log
 from elastable.embedding_store.log.framing import crc32_of
-from elastable.embedding_store.support.checked_files import open_regular, store_failures
+from elastable.embedding_store.support.checked_files import OpenFile, open_regular, store_failures
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def acknowledged_beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.acknowledged")
 
 
-class AcknowledgedFile:
+class AcknowledgedFile(OpenFile):
     """A file of one line, written anew after every append, before anybody hears of the version.
 
     It is not brought to the disk by force, which would take as long as to log the version itself: it survives the death
@@ -62,40 +62,36 @@ class AcknowledgedFile:
             accept_version: The store is opened at this version although a later one was acknowledged; None: at none.
         """
         self.path, self._accept_version = path, accept_version
-        self._guard = threading.Lock()
-        self._fd = -1
+        self._guard = threading.RLock()
         self._last: Noted | None = None
         self._warned = False
 
     def put(self, noted: Noted) -> None:
         """Notes a moment. A file that cannot be written is warned of once: the store goes on without it."""
+        if self.path is None:
+            return
+        entry = b"version %d, entry %d (%08x)" % (noted.version, noted.sequence, noted.check)
+        text = b"%b of store %b" % (entry, noted.identity.encode())
+        line = b"%b, check %08x" % (text, crc32_of(text))
         with self._guard:
-            self._put(noted)
+            self._last = noted
+            try:
+                if self.fd < 0:
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                os.pwrite(self.fd, line.ljust(_BYTES - 1) + b"\n", 0)
+            except OSError as error:
+                if not self._warned:
+                    self._warned = True
+                    _log.warning(
+                        "%s cannot be written (%s): what the store loses may not be noticed", self.path, error.strerror
+                    )
 
     def identify(self, identity: str) -> None:
         """Notes whose moment the last one was, which the store knows by now."""
         with self._guard:
             if self._last is not None and self._last.identity != identity:
-                self._put(replace(self._last, identity=identity))
-
-    def _put(self, noted: Noted) -> None:
-        if self.path is None:
-            return
-        self._last = noted
-        entry = b"version %d, entry %d (%08x)" % (noted.version, noted.sequence, noted.check)
-        text = b"%b of store %b" % (entry, noted.identity.encode())
-        line = b"%b, check %08x" % (text, crc32_of(text))
-        try:
-            if self._fd < 0:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.pwrite(self._fd, line.ljust(_BYTES - 1) + b"\n", 0)
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "%s cannot be written (%s): what the store loses may not be noticed", self.path, error.strerror
-                )
+                self.put(replace(self._last, identity=identity))
 
     def require(self, log: Log, found: Noted, place: str) -> None:
         """Compares a store with what was noted.
@@ -143,22 +139,12 @@ class AcknowledgedFile:
             with store_failures(self.path, "cannot be removed"):
                 self.path.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """Closes the file. Closing twice is harmless."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
     def _read(self) -> Noted | None:
         """What was noted; None: nothing."""
         if self.path is None or not self.path.exists():
             return None
-        with store_failures(self.path, "cannot be read"):
-            fd = open_regular(self.path)
-            try:
-                content = os.read(fd, _BYTES + 1)
-            finally:
-                os.close(fd)
+        with store_failures(self.path, "cannot be read"), open(open_regular(self.path), "rb") as file:
+            content = file.read(_BYTES + 1)
         found = _FORM.fullmatch(content)
         if found is None or int(found[6], 16) != crc32_of(found[1]):
             if not content:  # the disk was full when it was made

@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Array, Float32, Int64, UIn
 from elastable.embedding_store.contract.malformed import MALFORMED
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec, spec_from_json, spec_to_json
-from elastable.embedding_store.errors import BadInput, StoreBroken
+from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.log.framing import MAX_PAYLOAD_BYTES
 from elastable.embedding_store.support.array_body import BodyPlan, raw
@@ -153,9 +153,9 @@ def decode_change(payload: memoryview) -> Change:
     Raises:
         StoreBroken: the payload is no change.
     """
-    decoded = decode_payload(payload)
+    fields, arrays = decode_payload(payload)
     try:
-        return _decoded(decoded)
+        return _decoded(fields, arrays)
     except _UNREADABLE as error:
         raise StoreBroken(f"a log entry of {len(payload):,} bytes is no change of a store: {error}") from error
 
@@ -199,8 +199,7 @@ def table_state_of(fields: Mapping[str, object], arrays: Iterator[object]) -> Ta
     return TableState(counts, None if decay is None else typed(decay, float), times)
 
 
-def _decoded(payload: "Payload") -> Change:
-    fields, arrays = payload.fields, iter(payload.arrays)
+def _decoded(fields: Mapping[str, object], arrays: Iterator[object]) -> Change:
     kind = fields["kind"]
     if kind == "commit":
         change: Change = _decoded_commit(fields, arrays)
@@ -289,16 +288,8 @@ _DTYPES: dict[str, type[np.int64] | type[np.float32] | type[np.uint8]] = {
 }
 _MAX_FIELD_BYTES = 64 << 20
 _ALIGN = 8
-_UNREADABLE_ARRAYS: tuple[type[Exception], ...] = (*MALFORMED, struct.error, BadInput)
+_UNREADABLE_ARRAYS: tuple[type[Exception], ...] = (*MALFORMED, struct.error)
 _Array = npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What was encoded. Arrays are views of the payload."""
-
-    fields: Mapping[str, object]
-    arrays: Sequence[Array]
 
 
 def encode_payload(fields: Mapping[str, object], arrays: Sequence[_Array]) -> list[Buffer]:
@@ -315,8 +306,8 @@ def encode_payload(fields: Mapping[str, object], arrays: Sequence[_Array]) -> li
     return pieces
 
 
-def decode_payload(payload: memoryview) -> Payload:
-    """The inverse of `encode_payload`.
+def decode_payload(payload: memoryview) -> tuple[Mapping[str, object], Iterator[Array]]:
+    """The inverse of `encode_payload`: fields, and arrays that are views of the payload.
 
     Raises:
         StoreBroken: the payload is not one.
@@ -333,6 +324,6 @@ def decode_payload(payload: memoryview) -> Payload:
             raise ValueError(f"its arrays end {plan.size - len(body)} bytes behind it")
         if plan.size < len(body):
             raise ValueError(f"{len(body) - plan.size} bytes are left over")
-        return Payload(fields, plan.cut(body, copy=False))
+        return fields, iter(plan.cut(body, copy=False))
     except _UNREADABLE_ARRAYS as error:
         raise StoreBroken(f"a log entry of {len(payload):,} bytes cannot be read: {error}") from error

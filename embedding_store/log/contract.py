@@ -27,7 +27,13 @@ class LogEntry:
 
 
 class Log(Closing):
-    """The changes of one store, in order. One process appends; `append` and `trim` may run on different threads."""
+    """The changes of one store, in order. One process appends; `append` and `trim` may run on different threads.
+
+    Attributes:
+        keeps_entries: Whether there is anything to replay after a crash.
+    """
+
+    keeps_entries = True
 
     @property
     @abstractmethod
@@ -99,11 +105,6 @@ class Log(Closing):
     def truncate(self, after: int) -> None:
         """Takes the entries after a sequence number back. Raises `BadInput` where entries after it were trimmed."""
 
-    @property
-    def keeps_entries(self) -> bool:
-        """Whether there is anything to replay after a crash."""
-        return True
-
     def refresh(self) -> None:
         """Finds out what another process has appended or trimmed, and takes back an entry whose `append` failed."""
 
@@ -127,6 +128,8 @@ def require_kept(after: int, first: int, place: object) -> None:
 class NoLog(Log):
     """Counts entries. A store with it is as safe as its last flush."""
 
+    keeps_entries = False
+
     def __init__(self, last: int = 0) -> None:
         """`last`: the number of the last entry so far."""
         self._last = last
@@ -145,10 +148,6 @@ class NoLog(Log):
     @property
     def bytes(self) -> int:
         return 0
-
-    @property
-    def keeps_entries(self) -> bool:
-        return False
 
     def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
         require_next(sequence, self._last, "a log that keeps nothing")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
-from elastable.embedding_store.log.base_file import base_paths
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
 from elastable.embedding_store.log.framing import frame_header
 from elastable.embedding_store.log.segment import (
     Segment,
     SegmentReader,
+    base_paths,
     open_segments,
     segment_name,
     segment_names,
@@ -123,7 +123,7 @@ class FileLog(Log):
             if self._segments:
                 self._open_newest()
         except BaseException:
-            self._lock.release()
+            self._lock.close()
             raise
         if fsync == "interval":
             self._syncing = BackgroundSync(fsync_interval_s, self._duplicate, self._sync_failed)
@@ -136,14 +136,10 @@ class FileLog(Log):
             StoreFailed: the folder is in use, or a file cannot be deleted. The oldest go first: a log without its
                 beginning is refused.
         """
-        lock = FolderLock(folder)
-        try:
-            with store_failures(folder, "cannot be emptied"):
-                for path in [*(folder / name for name in segment_names(folder)), *base_paths(folder)]:
-                    path.unlink()
-                sync_folder(folder)
-        finally:
-            lock.release()
+        with FolderLock(folder), store_failures(folder, "cannot be emptied"):
+            for path in [*(folder / name for name in segment_names(folder)), *base_paths(folder)]:
+                path.unlink()
+            sync_folder(folder)
 
     @property
     def first(self) -> int:
@@ -247,7 +243,7 @@ class FileLog(Log):
                 finally:
                     os.close(fd)
             self._failure = self._failure or "it is closed"
-            self._lock.release()
+            self._lock.close()
 
     def _begin_segment(self, first: int, previous: int) -> None:
         path = self.folder / segment_name(first)

@@ -1,18 +1,19 @@
 """Reads the folder of a log without opening it as a store does: nothing is locked, changed or replayed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, StoreBroken
-from elastable.embedding_store.log.base_file import find_base
 from elastable.embedding_store.log.changes import CommitImages, decode_change
 from elastable.embedding_store.log.contract import Log, LogEntry
 from elastable.embedding_store.log.segment import (
     SegmentReader,
     check_segments,
+    find_base,
     segment_first,
     segment_name,
     segment_names,
@@ -50,27 +51,24 @@ class LogReport:
     flushed: int = 0
 
 
-@dataclass(slots=True)
-class ChangeTally:
-    """Counts the changes of a log, entry by entry.
+def counted(entries: Iterable[LogEntry], version: int) -> tuple[int, dict[str, int], int]:
+    """The store's version after some entries, kind of change -> entries of that kind, and rows that commits wrote.
 
-    Attributes:
-        version: The store's version after them.
-        kinds: Kind of change -> entries of that kind.
-        rows: Rows that the commits among them have written.
+    Args:
+        entries: Each is read to its end.
+        version: Of the store before them.
+
+    Raises:
+        StoreBroken: an entry is no change of a store.
     """
-
-    version: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-    rows: int = 0
-
-    def add(self, entry: LogEntry) -> None:
-        """Counts an entry. Raises `StoreBroken` where it is no change of a store."""
+    kinds, rows = Counter[str](), 0
+    for entry in entries:
         change = decode_change(entry.payload)
-        self.version = entry.version
-        self.kinds[type(change).__name__] += 1
+        version = entry.version
+        kinds[type(change).__name__] += 1
         if isinstance(change, CommitImages):
-            self.rows += sum(len(images.ids) for images in change.tables)
+            rows += sum(len(images.ids) for images in change.tables)
+    return version, dict(kinds), rows
 
 
 def entry_of_version(log: Log, after: int, version: int) -> tuple[int, int]:
@@ -84,13 +82,13 @@ def entry_of_version(log: Log, after: int, version: int) -> tuple[int, int]:
     Returns:
         The last entry of that version or an earlier one, and how many rows the commits after it have written.
     """
-    keep, tally = after, ChangeTally()
+    keep, rows = after, 0
     for entry in log.entries(after):
         if entry.version <= version:
-            keep, tally = entry.sequence, ChangeTally()
+            keep, rows = entry.sequence, 0
         else:
-            tally.add(entry)
-    return keep, tally.rows
+            rows += counted([entry], version)[2]
+    return keep, rows
 
 
 def inspect_log(folder: str | Path) -> LogReport:
@@ -118,21 +116,18 @@ def inspect_log(folder: str | Path) -> LogReport:
             f"{folder} is incomplete: its base includes entries up to {begin}, and its log holds "
             f"{segments[0].first} to {segments[-1].last}"
         )
-    tally = ChangeTally(version)
-    for segment in segments:
-        for entry in segment.entries():
-            tally.add(entry)
+    version, changes, rows = counted(chain.from_iterable(segment.entries() for segment in segments), version)
     return LogReport(
         base=None if base is None else base.path.name,
         base_version=base_version,
         base_bytes=0 if base is None else base.bytes,
         first=segments[0].first if segments else begin + 1,
         last=segments[-1].last if segments else begin,
-        version=tally.version,
+        version=version,
         bytes=sum(segment.bytes for segment in segments),
         torn_bytes=torn,
-        changes=dict(tally.kinds),
-        rows=tally.rows,
+        changes=changes,
+        rows=rows,
     )
 
 

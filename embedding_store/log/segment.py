@@ -1,26 +1,32 @@
-"""Files of a log's folder: entries without gaps, read and checked from the beginning."""
+"""Files of a log's folder: segments of entries without gaps, and bases, which make the log before them unnecessary."""
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
-from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
 from elastable.embedding_store.log.contract import Buffer, LogEntry
 from elastable.embedding_store.log.framing import (
     HEADER_BYTES,
     MAGIC,
     Header,
+    frame_header,
     is_intact,
     next_intact,
     other_format,
     parse_header,
 )
-from elastable.embedding_store.support.checked_files import open_regular, store_failures
+from elastable.embedding_store.support.checked_files import (
+    OpenFile,
+    open_regular,
+    reason_of,
+    store_failures,
+    sync_folder,
+)
 
 _SUFFIX = ".log"
 _MOST_PIECES = 512  # that one system call writes; Linux takes 1,024
@@ -68,7 +74,7 @@ class Segment:
                 )
 
 
-class SegmentReader(Closing):
+class SegmentReader(OpenFile):
     """Reads a segment entry by entry, each of which must follow the one before.
 
     Attributes:
@@ -92,7 +98,7 @@ class SegmentReader(Closing):
         self.first: Header | None = None
         self.last: Header | None = None
         with store_failures(path, "cannot be read"):
-            self._fd = open_regular(path)
+            self.fd = open_regular(path)
 
     def headers(self) -> Iterator[Header]:
         """Headers of the entries, without their payloads; ends where no whole entry begins.
@@ -122,13 +128,13 @@ class SegmentReader(Closing):
     @property
     def size(self) -> int:
         """The file's length in bytes, now."""
-        return os.fstat(self._fd).st_size
+        return os.fstat(self.fd).st_size
 
     @property
     def replaced(self) -> bool:
         """Whether another file has its path now; one that was removed is not replaced."""
         with store_failures(self.path, "cannot be read"), suppress(FileNotFoundError):
-            return not os.path.samestat(os.fstat(self._fd), self.path.lstat())
+            return not os.path.samestat(os.fstat(self.fd), self.path.lstat())
         return False
 
     def refuse_corruption(self) -> None:
@@ -149,12 +155,6 @@ class SegmentReader(Closing):
                 f"{self.path} is corrupt at byte {self.offset:,}: the next intact entry, {header.sequence}, begins at "
                 f"byte {self.offset + place:,}; restore a checkpoint of version {header.version} or later"
             )
-
-    def close(self) -> None:
-        """Closes the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _advance(self, header: Header) -> None:
         if self.last is None:
@@ -178,7 +178,7 @@ class SegmentReader(Closing):
                 f"{self.path}: {length:,} bytes from byte {offset:,} on do not fit into memory"
             ) from error
         try:
-            while filled < length and (count := os.preadv(self._fd, [content[filled:]], offset + filled)):
+            while filled < length and (count := os.preadv(self.fd, [content[filled:]], offset + filled)):
                 filled += count
         except OSError as error:
             raise StoreBroken(f"{self.path} cannot be read at byte {offset:,}: {error.strerror}") from error
@@ -285,3 +285,101 @@ def _cut(path: Path, segment: Segment | None, torn: int) -> None:
         os.fdatasync(fd)
     finally:
         os.close(fd)
+
+
+# A whole store in one file: the changes that make it from nothing, so that the log before it can be trimmed
+
+
+_BASE, _DRAFT = ".base", ".base.new"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A base.
+
+    Attributes:
+        sequence: The last log entry that it includes.
+    """
+
+    path: Path
+    sequence: int
+    bytes: int
+
+    def payloads(self) -> Iterator[tuple[int, memoryview]]:
+        """The store's version and a payload, for each change in turn; a payload is valid until the next one.
+
+        Raises:
+            StoreBroken: the file is corrupt.
+        """
+        whole = False
+        with SegmentReader(self.path, first=1) as reader:
+            for entry in reader.entries():
+                whole = not len(entry.payload)  # nothing but the end is empty
+                if not whole:
+                    yield entry.version, entry.payload
+            if not whole or reader.offset < reader.size:
+                raise StoreBroken(
+                    f"{self.path} is corrupt at byte {reader.offset:,} of {reader.size:,}: restore a checkpoint into a "
+                    "new folder"
+                )
+
+
+def find_base(folder: Path) -> BaseFile | None:
+    """The newest base of a folder; None: there is none.
+
+    Raises:
+        StoreFailed: the folder cannot be read.
+    """
+    with store_failures(folder, "cannot be read"):
+        found = _bases(folder)
+        return BaseFile(found[-1], int(found[-1].stem), found[-1].stat().st_size) if found else None
+
+
+def newest_base(folder: Path) -> BaseFile | None:
+    """As `find_base`; older bases, and one that was not written to its end, are removed."""
+    with store_failures(folder, "cannot be used"):
+        for unused in (*folder.glob(f"*{_DRAFT}"), *_bases(folder)[:-1]):
+            unused.unlink()
+    return find_base(folder)
+
+
+def base_paths(folder: Path) -> list[Path]:
+    """Every base of a folder, oldest first, and what was not written to its end. Raises `OSError`."""
+    return [*_bases(folder), *folder.glob(f"*{_DRAFT}")]
+
+
+def _bases(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_BASE}") if path.stem.isdecimal())
+
+
+def write_base(folder: Path, sequence: int, version: int, payloads: Iterable[Sequence[Buffer]]) -> BaseFile:
+    """Writes a base; on return it is on the disk, and older ones are removed.
+
+    Args:
+        sequence: The last log entry that it includes.
+        payloads: The changes that make the store, in order; none is empty.
+
+    Raises:
+        StoreFailed: it cannot be written; the folder is as it was.
+    """
+    path = folder / f"{sequence:020d}{_BASE}"
+    draft = path.with_suffix(_DRAFT)
+    try:
+        offset = previous = 0
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            for number, parts in enumerate(chain(payloads, [[]]), 1):
+                # Nothing but the end is empty.
+                header, previous = frame_header(number, version, parts, previous)
+                offset += write_all(fd, [header, *parts], offset)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        draft.replace(path)
+        sync_folder(folder)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StoreFailed(f"{path} cannot be written: {reason_of(error)}") from error
+    newest_base(folder)
+    return BaseFile(path, sequence, offset)

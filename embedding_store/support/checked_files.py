@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastable.embedding_store.closing import Closing
 from elastable.embedding_store.errors import BadInput, StoreFailed
 
 _MOST_BYTES = 1 << 20
@@ -86,7 +87,22 @@ def reason_of(error: OSError) -> str:
 LOCK_NAME = "lock"
 
 
-class FolderLock:
+class OpenFile(Closing):
+    """Has a file open.
+
+    Attributes:
+        fd: Its descriptor; -1: none is open.
+    """
+
+    fd = -1
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class FolderLock(OpenFile):
     """Held by one process at a time; the system takes it back when the process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -99,25 +115,19 @@ class FolderLock:
         with store_failures(folder, "cannot be used"):
             folder.mkdir(parents=True, exist_ok=True)
             # Not through a link: what it leads to would be emptied.
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(self._fd, 20, 0).decode(errors="replace") or "unknown"
-            os.close(self._fd)
+            holder = os.pread(self.fd, 20, 0).decode(errors="replace") or "unknown"
+            os.close(self.fd)
             raise StoreFailed(f"{folder} is open already, in process {holder}: one process at a time has it") from error
         try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, str(os.getpid()).encode(), 0)
         except OSError as error:
-            os.close(self._fd)
+            os.close(self.fd)
             raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
-
-    def release(self) -> None:
-        """Gives the lock back. Releasing twice is harmless."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,9 +1,8 @@
-"""Which rows changed since the last checkpoint: collected where every commit passes, or by store servers."""
+"""Which rows changed since the last checkpoint: collected where every commit passes."""
 
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,11 +10,10 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
-from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.native.id_index import IdIndex
 from elastable.embedding_store.native.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.embedding_store.shards.server_contract import ChangedTable, ShardStore
+from elastable.embedding_store.shards.server_contract import ChangedTable
 
 _MOST_BYTES = 1 << 30
 _MOST_WAITING = 1 << 20  # ids of a table
@@ -80,27 +78,30 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed up to a version, since the checkpoint before; `DirtyRows.take` made it.
+    """What changed since a checkpoint; `DirtyRows.take` made it.
 
     Attributes:
-        version: Up to which.
         tables: Table -> the ids whose rows changed; None: any may have.
         shrunk: Tables that gave up rows.
+        known: Whether the checkpoint is the one that was asked for; else any row may have changed since that one.
     """
 
-    version: int
     tables: Mapping[str, _Ids | None]
     shrunk: frozenset[str]
+    known: bool = True
 
     def described(self, table: str, rows: int) -> ChangedTable:
         """What changed of a table that has so many rows."""
-        found = self.tables.get(table)
+        found = self._ids(table)
         return ChangedTable(rows) if found is None else ChangedTable(rows, len(found), table in self.shrunk)
 
     def ids(self, table: str, most: int) -> Iterator[Int64] | None:
         """The ids of a table whose rows changed, int64 `[n]`, at most so many at a time; None: any may have."""
-        found = self.tables.get(table)
+        found = self._ids(table)
         return None if found is None else found.blocks(most)
+
+    def _ids(self, table: str) -> _Ids | None:
+        return self.tables.get(table) if self.known else None
 
 
 class DirtyRows:
@@ -114,19 +115,24 @@ class DirtyRows:
     rows count as changed, rows deleted make it a table that gave up rows, as rows evicted do. All rows of a table whose
     optimizer moves untouched rows (`lazy=False`) change with every commit.
 
-    `add` and `take` are called by the thread that commits; `give_back` by any.
+    Each collection bears the mark of the checkpoint that is about to be written of it. What was taken for one that
+    failed is in the next collection, too, as its base is an earlier mark then.
+
+    `add` and `take` are called by the thread that commits; `forget` by any.
 
     Args:
-        store: Whose commits these are; it is now as a checkpoint has it.
+        store: Whose commits these are.
+        mark: Of the checkpoint that the store is equal to now; b"": there is none.
         most_bytes: Of memory for the ids.
     """
 
-    def __init__(self, store: EmbeddingStore, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, store: EmbeddingStore, mark: bytes = b"", most_bytes: int = _MOST_BYTES) -> None:
         self._store = store
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._tables = self._tables_now()
-        self._returned: Changes | None = None
+        self._mark = self._since = mark  # of the last collection, and where that began
+        self._taken: Changes | None = None  # that itself, until it is known to be saved
 
     def add(self, updates: Mapping[str, TableUpdate]) -> None:
         """The updates of a commit that was made, or that is about to be."""
@@ -139,8 +145,14 @@ class DirtyRows:
                 most = max(self._tables.values(), key=lambda table: 0 if table.ids is None else table.ids.bytes)
                 most.ids = None
 
-    def take(self, version: int) -> Changes:
-        """What changed up to `version`, the current one; starts a new collection."""
+    def take(self, mark: bytes, base: bytes) -> Changes:
+        """What changed up to now; starts a new collection. What was taken before is not read any more, unless it is
+        that of `base`.
+
+        Args:
+            mark: Of the checkpoint that is about to be written.
+            base: Of the last one that was written; b"": there is none.
+        """
         now = self._tables_now()
         with self._lock:
             changed: dict[str, _Ids | None] = {}
@@ -153,16 +165,19 @@ class DirtyRows:
                 changed[name] = known.ids
                 if (known.before.evicted, known.before.deleted) != (table.before.evicted, table.before.deleted):
                     shrunk.add(name)
-            taken = Changes(version, changed, frozenset(shrunk))
-            if self._returned is not None:
-                taken = _joined(self._returned, taken)
-            self._tables, self._returned = now, None
-            return taken
+            taken = Changes(changed, frozenset(shrunk))
+            if self._taken is None or base == self._mark:
+                self._since = self._mark
+            else:
+                taken = _joined(self._taken, taken)
+            self._tables, self._mark, self._taken = now, mark, taken
+            return replace(taken, known=base != b"" and base == self._since)
 
-    def give_back(self, changes: Changes) -> None:
-        """The checkpoint of these changes failed: the next one has to hold them, too."""
+    def forget(self, mark: bytes) -> None:
+        """The checkpoint of this mark is written: nobody will ask for what changed since an earlier one."""
         with self._lock:
-            self._returned = changes if self._returned is None else _joined(changes, self._returned)
+            if mark == self._mark:
+                self._taken = None
 
     @property
     def bytes(self) -> int:
@@ -198,52 +213,4 @@ def _joined(older: Changes, newer: Changes) -> Changes:
         for block in ids.blocks(1 << 20):
             before.add(block)
         tables[name] = before
-    return Changes(newer.version, tables, older.shrunk | newer.shrunk)
-
-
-# Where store servers keep the rows
-
-
-@dataclass(frozen=True, slots=True)
-class ServerChanges:
-    """What changed on store servers up to a version, since the checkpoint of mark `base`."""
-
-    version: int
-    mark: bytes
-    base: bytes
-    tables: Mapping[str, ChangedTable]
-
-
-class ServersDirtyRows:
-    """Which rows changed since the last checkpoint, as `DirtyRows`; the servers keep them.
-
-    Args:
-        store: The servers; as it is now, it is equal to the checkpoint that the first increment builds upon.
-    """
-
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
-        self._base = b""
-        self.take(store.version())
-
-    def add(self, updates: Mapping[str, TableUpdate]) -> None:
-        """The servers have seen the commit themselves."""
-
-    def take(self, version: int) -> ServerChanges:
-        """What changed up to `version`, the current one.
-
-        Raises:
-            CheckpointError: the servers are at another one.
-        """
-        mark = uuid.uuid4().bytes
-        taken = self._store.take_changes(mark, self._base)
-        if taken.version != version:
-            raise CheckpointError(f"the store servers are at version {taken.version}, and not at {version}")
-        changes = ServerChanges(version, mark, self._base, taken.tables)
-        self._base = mark
-        return changes
-
-    def give_back(self, changes: ServerChanges) -> None:
-        """The checkpoint of these changes failed: the servers hear of it with the next one."""
-        if self._base == changes.mark:
-            self._base = changes.base
+    return Changes(tables, older.shrunk | newer.shrunk)

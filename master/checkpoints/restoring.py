@@ -1,13 +1,12 @@
 """Restores checkpoints: to any store, other shards or dtype, all tables or some, weights alone, or into a new job."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -96,11 +95,7 @@ def _wanted(spec: TableSpec, dtype: str | None) -> TableSpec:
 
 
 def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> int:
-    bare = spec.optimizer != checkpoint.manifest.tables[spec.name].spec.optimizer
-    rows = 0
-    for block in checkpoint.rows(spec.name):
-        store.put(spec.name, [fresh_rows(spec, block.ids, block.weights) if bare else block])
-        rows += len(block.ids)
+    rows = _put(checkpoint, store, spec, timed=True)
     expected = checkpoint.manifest.tables[spec.name].rows
     if rows != expected:
         raise CheckpointError(
@@ -188,7 +183,7 @@ def warm_start(
             if name not in held:
                 raise CheckpointError(f"warm start of table {name!r}: {whose} has {_listed(held)}")
         _refuse_misfit(name, saved[name].spec, tables[name])
-    return {name: _put(checkpoint, store, tables[name]) for name in chosen}
+    return {name: _put(checkpoint, store, tables[name], timed=False) for name in chosen}
 
 
 def _listed(tables: Mapping[str, object]) -> str:
@@ -210,15 +205,12 @@ def _refuse_misfit(name: str, saved: TableSpec, ours: TableSpec) -> None:
         )
 
 
-def _put(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> int:
+def _put(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec, timed: bool) -> int:
+    """Puts all rows of a table; how many. Not `timed`: as if no version had touched them."""
     same = checkpoint.manifest.tables[spec.name].spec.optimizer == spec.optimizer
     rows = 0
-
-    def blocks() -> Iterator[RowBlock]:
-        nonlocal rows
-        for block in checkpoint.rows(spec.name):
-            rows += len(block.ids)
-            yield replace(block, touches=None) if same else fresh_rows(spec, block.ids, block.weights)
-
-    store.put(spec.name, blocks())
+    for block in checkpoint.rows(spec.name):
+        kept = block if timed else replace(block, touches=None)
+        store.put(spec.name, [kept if same else fresh_rows(spec, block.ids, block.weights)])
+        rows += len(block.ids)
     return rows

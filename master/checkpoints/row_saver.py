@@ -12,7 +12,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.shards.server_contract import ChangedTable, RowSave, RowSaver, SavedRows, TakenChanges
+from elastable.embedding_store.shards.server_contract import RowSave, RowSaver, SavedRows, TakenChanges
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
@@ -36,8 +36,7 @@ class CheckpointRowSaver(RowSaver):
         self._lock = threading.Lock()
         self._beginning = threading.Lock()  # one call that begins or gives up an attempt at a time
         self._dirty: DirtyRows | None = None  # until the first `take`: jobs without increments need none
-        self._since = b""  # the mark that the collection began with
-        self._taken: tuple[bytes, TakenChanges, Changes | None] | None = None
+        self._taken: tuple[bytes, TakenChanges, Changes] | None = None
         self._attempt: _Attempt | None = None
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
@@ -49,25 +48,13 @@ class CheckpointRowSaver(RowSaver):
             raise BadInput(f"the mark of a checkpoint has {_NAME_BYTES} bytes")
         self.abandon()
         with self._lock:
-            if self._taken is not None and self._taken[0] == mark:
-                return self._taken[1]
-            if self._dirty is None:
-                self._dirty = DirtyRows(self._store)
-            if self._taken is not None and base == self._taken[0]:
-                self._since = base
-            elif self._taken is not None and self._taken[2] is not None:
-                self._dirty.give_back(self._taken[2])
-            version = self._store.version()
-            changes = self._dirty.take(version)
-            known = changes if base and base == self._since else None
-            rows = {name: self._store.row_count(name) for name in self._store.specs()}
-            tables = {
-                name: ChangedTable(count) if known is None else known.described(name, count)
-                for name, count in rows.items()
-            }
-            taken = TakenChanges(version, tables)
-            self._taken = mark, taken, changes
-            return taken
+            if self._taken is None or self._taken[0] != mark:
+                if self._dirty is None:
+                    self._dirty = DirtyRows(self._store)
+                changes = self._dirty.take(mark, base)
+                tables = {name: changes.described(name, self._store.row_count(name)) for name in self._store.specs()}
+                self._taken = mark, TakenChanges(self._store.version(), tables), changes
+            return self._taken[1]
 
     def save(self, save: RowSave, source: Snapshot, wait_s: float) -> SavedRows | None:
         if len(save.save) != _NAME_BYTES:

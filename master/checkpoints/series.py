@@ -1,19 +1,19 @@
 """The checkpoints of one job: full ones, and increments based on them."""
 
 import threading
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.shards.server_contract import ShardStore
+from elastable.embedding_store.shards.server_contract import ShardStore, TakenChanges
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows, ServerChanges, ServersDirtyRows
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
 from elastable.master.checkpoints.writing import require_reached, write_checkpoint
@@ -52,13 +52,16 @@ class CheckpointSeries:
         self._full_every = full_every
         self._writing = threading.Lock()
         self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
-        self._failures = 0
         self._store = store
-        self._dirty: DirtyRows | ServersDirtyRows | None = None
+        self._dirty: DirtyRows | None = None  # of rows that store servers keep, those know what changed
+        self._mark = self._written = uuid.uuid4().bytes  # of the checkpoints begun last and written last
         self._evicting = {name for name, spec in store.specs().items() if spec.eviction is not None}
-        self._noting, self._frozen = threading.Lock(), set[str]()  # of those, that were since the last checkpoint
-        if full_every > 1:
-            self._dirty = ServersDirtyRows(store) if isinstance(store, ShardStore) else DirtyRows(store)
+        self._noting = threading.Lock()  # of the mark, and of what was frozen
+        self._frozen = set[str]()  # of those with eviction, since the last checkpoint
+        if full_every > 1 and isinstance(store, ShardStore):
+            store.take_changes(self._mark, b"")
+        elif full_every > 1:
+            self._dirty = DirtyRows(store, self._mark)
 
     def standing(self, job: str, most: int) -> list[Checkpoint]:
         """The newest checkpoints of a job that are there, the oldest first; those that cannot be used are left out."""
@@ -109,15 +112,16 @@ class CheckpointSeries:
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
-        changes, give_back = self._taken(progress.version)
+        mark, base_mark = uuid.uuid4().bytes, self._mark
+        changes = self._taken(mark, base_mark, progress.version)
         with self._noting:
+            self._mark = mark
             frozen, self._frozen = self._frozen, set[str]()
-        failures = self._failures
 
         def write() -> str:
             with self._writing:
-                # An earlier checkpoint that has failed since took changes that these lack.
-                base = self._usable_base() if changes is not None and failures == self._failures else None
+                # One that was begun before and has failed since took changes that these lack.
+                base = self._usable_base() if changes is not None and base_mark == self._written else None
                 try:
                     address = write_checkpoint(
                         self._files,
@@ -128,28 +132,31 @@ class CheckpointSeries:
                         keep=self._keep,
                         base=base,
                         changes=changes,
+                        mark=mark,
                         whole=frozen,
                     )
+                    self._base, self._written = open_named(self._files, address.rpartition("/")[2]), mark
                 except BaseException:
-                    self._failures += 1
-                    give_back()
                     with self._noting:
+                        self._mark = base_mark if self._mark == mark else self._mark
                         self._frozen |= frozen
                     raise
-                self._base = open_named(self._files, address.rpartition("/")[2])
+                if self._dirty is not None:
+                    self._dirty.forget(mark)
                 return address
 
         return write
 
-    def _taken(self, version: int) -> tuple[Changes | ServerChanges | None, Callable[[], None]]:
-        """What changed, and what to call if it is not written."""
-        if self._dirty is None:
-            return None, lambda: None
-        if isinstance(self._dirty, ServersDirtyRows):
-            of_servers = self._dirty.take(version)
-            return of_servers, partial(self._dirty.give_back, of_servers)
-        changes = self._dirty.take(version)
-        return changes, partial(self._dirty.give_back, changes)
+    def _taken(self, mark: bytes, base: bytes, version: int) -> Changes | TakenChanges | None:
+        """What changed since the last checkpoint; None: nothing is collected."""
+        if self._dirty is not None:
+            return self._dirty.take(mark, base)
+        if self._full_every == 1 or not isinstance(self._store, ShardStore):
+            return None
+        taken = self._store.take_changes(mark, base)
+        if taken.version != version:
+            raise CheckpointError(f"the store servers are at version {taken.version}, and not at {version}")
+        return taken
 
     def _usable_base(self) -> Checkpoint | None:
         if self._base is None or len(self._base.chain()) >= self._full_every:

@@ -26,11 +26,12 @@ from elastable.embedding_store.shards.server_contract import (
     SavedTable,
     ServedRows,
     TableSave,
+    TakenChanges,
 )
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import Changes, ServerChanges
+from elastable.master.checkpoints.dirty_rows import Changes
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
 from elastable.master.checkpoints.storage.checkpoint_locations import (
     checkpoint_name,
@@ -52,7 +53,8 @@ def write_checkpoint(
     *,
     keep: int = 3,
     base: Checkpoint | None = None,
-    changes: Changes | ServerChanges | None = None,
+    changes: Changes | TakenChanges | None = None,
+    mark: bytes = b"",
     whole: Collection[str] = (),
 ) -> str:
     """Writes one version; any thread may do so, and training may continue if `source` is a pin.
@@ -66,7 +68,8 @@ def write_checkpoint(
         progress: How far the job is; its version is the checkpoint's, and that of `source`.
         keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
         base: What to build upon, with `changes`; None: the checkpoint is full.
-        changes: What changed since the version of `base` (`DirtyRows.take`; of store servers `ServersDirtyRows.take`).
+        changes: What changed since the version of `base` (`DirtyRows.take`; of store servers `take_changes`).
+        mark: With which `changes` were taken.
         whole: Tables of which all rows are written all the same.
 
     Returns:
@@ -88,7 +91,7 @@ def write_checkpoint(
             files.discard(left)
         name = checkpoint_name(progress.version, files.names())
         draft = files.begin(name)
-        manifest = _write_files(files, draft, source, dense, job, progress, base, changes, whole)
+        manifest = _write_files(files, draft, source, dense, job, progress, base, changes, mark, whole)
         _refuse_other_version(source, progress)
         source.renew()  # a store that was restarted while it was read has no tables, and does not know the pin
         files.commit(draft, name, [memoryview(manifest.to_json().encode())])
@@ -124,7 +127,8 @@ def _write_files(
     job: JobSpec,
     progress: Progress,
     base: Checkpoint | None,
-    changes: Changes | ServerChanges | None,
+    changes: Changes | TakenChanges | None,
+    mark: bytes,
     whole: Collection[str],
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
@@ -139,7 +143,6 @@ def _write_files(
         states = {of.table: write_state(out, of.prefix, source, of.table) for of in saves}
         saved, known = SavedRows(), changes if isinstance(changes, Changes) else None
         if isinstance(source, ServedRows):
-            mark = changes.mark if isinstance(changes, ServerChanges) else b""
             theirs = [of for of in saves if source.saves(of.table)]
             saved = save_tables(out, files, draft, source, DENSE, theirs, mark)
         ours = [of for of in saves if not (isinstance(source, ServedRows) and source.saves(of.table))]
@@ -159,9 +162,9 @@ def _write_files(
     )
 
 
-def _changed(source: Snapshot, table: str, changes: Changes | ServerChanges | None) -> ChangedTable | None:
+def _changed(source: Snapshot, table: str, changes: Changes | TakenChanges | None) -> ChangedTable | None:
     """What changed of a table since the base; None: that is not known."""
-    if isinstance(changes, ServerChanges):
+    if isinstance(changes, TakenChanges):
         return changes.tables.get(table) if isinstance(source, ServedRows) and source.saves(table) else None
     return None if changes is None else changes.described(table, source.row_count(table))
 
@@ -328,15 +331,11 @@ def _write_live(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec,
 def write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
     """Hands over what a table keeps besides its rows; the name of its file, None where there is nothing."""
     state = source.table_state(table)
-    if not state:
+    decay = None if state.untouched_decay is None else np.array([state.untouched_decay], np.float64)
+    parts = {"admission_counts": state.admission_counts, "untouched_decay": decay, "touch_times": state.touch_times}
+    tensors: dict[str, list[Tensor]] = {name: [part] for name, part in parts.items() if part is not None}
+    if not tensors:
         return None
-    tensors: dict[str, list[Tensor]] = {}
-    if state.admission_counts is not None:
-        tensors["admission_counts"] = [state.admission_counts]
-    if state.untouched_decay is not None:
-        tensors["untouched_decay"] = [np.array([state.untouched_decay], np.float64)]
-    if state.touch_times is not None:
-        tensors["touch_times"] = [state.touch_times]
     file = f"{prefix}-state.safetensors"
     out.put(file, tensors)
     return file
@@ -388,7 +387,7 @@ def save_tables(
         out: Writes files of the master's own; the file `known` has been handed to it.
         known: A file of the draft, by which the servers know it.
         saves: What is saved.
-        mark: Of the changes (`ServerChanges`), where a table is not saved whole.
+        mark: Of the changes, where a table is not saved whole.
     """
     size = out.entries()[known].bytes
     save = RowSave(uuid.uuid4().bytes, files.place, draft, known, size, tuple(saves), mark, out.note)

@@ -97,12 +97,13 @@ class Checkpoints(_Folder):
         with MemoryStore(1) as store:
             created(store)
             train(store, 3, 12)
-            dirty = DirtyRows(store)
+            dirty = DirtyRows(store, b"0")
             write_checkpoint(self.folder, store, dense_of(3), JOB, progress_of(3))
             first = open_checkpoint(self.folder)
             for update in train(store, 1, 12):
                 dirty.add(update)
-            write_checkpoint(self.folder, store, dense_of(4), JOB, progress_of(4), base=first, changes=dirty.take(4))
+            changes = dirty.take(b"1", b"0")
+            write_checkpoint(self.folder, store, dense_of(4), JOB, progress_of(4), base=first, changes=changes)
 
     def read(self) -> None:
         checkpoint = open_checkpoint(self.folder)

@@ -109,9 +109,7 @@ class StoreState:
         if zlib.crc32(payload) != int.from_bytes(content[:_CRC_BYTES], "little"):
             raise StoreBroken(f"{place}: the state of the store is corrupt; restore a checkpoint into an empty store")
         try:
-            decoded = decode_payload(memoryview(payload))
-            fields = decoded.fields
-            arrays: Iterator[object] = iter(decoded.arrays)
+            fields, arrays = decode_payload(memoryview(payload))
             if fields["format"] != _FORMAT:
                 raise StoreBroken(
                     f"{place}: the store was written by another release (format {fields['format']!r}, not {_FORMAT})"

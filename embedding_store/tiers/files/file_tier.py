@@ -21,12 +21,13 @@ from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.support.checked_files import (
     LOCK_NAME,
     FolderLock,
+    OpenFile,
     open_regular,
     store_failures,
     sync_folder,
 )
 from elastable.embedding_store.tiers.files.mapped_file import opened_part
-from elastable.embedding_store.tiers.files.table_files import MOST_POSITIONS, TableFiles
+from elastable.embedding_store.tiers.files.table_files import NumberedTable, TableFiles
 
 _MARK_NAME = "mark"
 _FILES_OF_A_TABLE = re.compile(r"[0-9]{6,9}\.(rows|ids)")
@@ -81,17 +82,13 @@ class FileTier(Tier):
             StoreFailed: the folder is in use, or a file cannot be deleted. The manifest goes last, and is refused
                 without the others.
         """
-        lock = FolderLock(folder)
-        try:
-            with store_failures(folder, "cannot be emptied"):
-                for path in sorted(folder.iterdir()):
-                    if _FILES_OF_A_TABLE.fullmatch(path.name):
-                        path.unlink()
-                for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
-                    (folder / name).unlink(missing_ok=True)
-                sync_folder(folder)
-        finally:
-            lock.release()
+        with FolderLock(folder), store_failures(folder, "cannot be emptied"):
+            for path in sorted(folder.iterdir()):
+                if _FILES_OF_A_TABLE.fullmatch(path.name):
+                    path.unlink()
+            for name in (_MARK_NAME, f"{MANIFEST_NAME}.new", MANIFEST_NAME):
+                (folder / name).unlink(missing_ok=True)
+            sync_folder(folder)
 
     @property
     def place(self) -> str:
@@ -113,7 +110,7 @@ class FileTier(Tier):
             raise SpecConflict(f"{self._folder} holds a table {table.name!r} already")
         numbers = [int(saved.number) for saved in self._manifest.tables.values()]
         saved = NumberedTable(table, f"{max(numbers, default=0) + 1:06d}", os.urandom(16))
-        files = TableFiles(self._folder, saved.number, saved.token, table, fsync=self._fsync)
+        files = TableFiles(self._folder, saved, fresh=True, fsync=self._fsync)
         try:
             self._replace(replace(self._manifest, tables={**self._manifest.tables, table.name: saved}))
         except BaseException:
@@ -153,8 +150,7 @@ class FileTier(Tier):
         self._require_open()
         files = self._table(table)
         width = files.table.record_bytes if width is None else width
-        if block_rows < 1 or not 0 <= width <= files.table.record_bytes:
-            raise BadInput(f"blocks of {block_rows} rows of {width} bytes of table {table!r} cannot be")
+        files.table.require_scan(block_rows, width)
         return files.scan(block_rows, width)
 
     def doubtful(self, table: str) -> Int64:
@@ -166,16 +162,13 @@ class FileTier(Tier):
 
     def put_state(self, state: bytes) -> None:
         self._require_sound()
-        tables = dict(self._manifest.tables)
-        for name, files in self._tables.items():
-            try:
-                files.save()
-            except StoreBroken:
-                raise
-            except StoreFailed as error:
-                self._failure = error  # what the system did not write, it may forget
-                raise
-            tables[name] = replace(tables[name], items=files.items)
+        try:
+            tables = {name: files.save() for name, files in self._tables.items()}
+        except StoreBroken:
+            raise
+        except StoreFailed as error:
+            self._failure = error  # what the system did not write, it may forget
+            raise
         self._replace(TierManifest(tables, self._manifest.save + 1, self.sequence, bytes(state)))
 
     def close(self) -> None:
@@ -185,7 +178,7 @@ class FileTier(Tier):
         self._tables.clear()
         if self._mark is not None:
             self._mark.close()
-        self._lock.release()
+        self._lock.close()
 
     def _open(self) -> None:
         manifest = read_tier_manifest(self._folder)
@@ -196,9 +189,7 @@ class FileTier(Tier):
         self._manifest = manifest
         clean = self._mark.save < manifest.save
         for name, saved in manifest.tables.items():
-            self._tables[name] = TableFiles(
-                self._folder, saved.number, saved.token, saved.table, saved.items, clean, self._fsync
-            )
+            self._tables[name] = TableFiles(self._folder, saved, clean=clean, fsync=self._fsync)
         self._remove_orphans()
 
     def _remove_orphans(self) -> None:
@@ -215,17 +206,8 @@ class FileTier(Tier):
 
     def _files(self, records: Records, whole: bool = False) -> TableFiles:
         """The table's files. Raises `BadInput` where records are not what the contract says."""
-        files, rows, ids, positions = self._table(records.table), records.rows, records.ids, records.positions
-        most = files.table.record_bytes
-        shaped = rows.ndim == 2 and ids.shape == positions.shape == (len(rows),)
-        if not shaped or rows.shape[1] > most or (whole and rows.shape[1] < most):
-            raise BadInput(
-                f"records of table {records.table!r} have {most} bytes; got ids {list(ids.shape)}, positions "
-                f"{list(positions.shape)} and rows {list(rows.shape)}"
-            )
-        typed = rows.dtype == np.uint8 and ids.dtype == positions.dtype == np.int64
-        if not (typed and rows.flags.c_contiguous):
-            raise BadInput(f"records of table {records.table!r} must be int64 ids and positions and C-contiguous uint8")
+        files = self._table(records.table)
+        records.require_fit(files.table.record_bytes, whole)
         return files
 
     def _table(self, name: str) -> TableFiles:
@@ -252,7 +234,7 @@ _SLOT = struct.Struct("<QQII")  # sequence, save, a CRC-32 of these, 0
 _SLOT_BYTES = 4096  # each on separate blocks: a write that breaks off leaves the other one
 
 
-class SequenceMark:
+class SequenceMark(OpenFile):
     """Two slots in turn; the one with the greater numbers counts. A slot that is torn had not been relied on yet.
 
     Attributes:
@@ -274,13 +256,13 @@ class SequenceMark:
         """
         self._path, self._fsync, self._slot = path, fsync, 0
         self.sequence = self.save = 0
-        self._fd = opened_part(path, fresh)
+        self.fd = opened_part(path, fresh)
         try:
             with store_failures(path, "cannot be used"):
                 if fresh:
                     self._write(0, 0)
                     self._write(0, 0)
-                    os.fsync(self._fd)
+                    os.fsync(self.fd)
                 else:
                     self._read()
         except BaseException:
@@ -294,25 +276,19 @@ class SequenceMark:
         with store_failures(self._path, "cannot be written"):
             self._write(sequence, save)
             if self._fsync:
-                os.fdatasync(self._fd)
+                os.fdatasync(self.fd)
         self.sequence, self.save = sequence, save
-
-    def close(self) -> None:
-        """Closes the file. Closing twice is harmless."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _write(self, sequence: int, save: int) -> None:
         content = _SLOT.pack(sequence, save, _mark_check(sequence, save), 0)
-        if os.pwrite(self._fd, content, self._slot * _SLOT_BYTES) != len(content):
+        if os.pwrite(self.fd, content, self._slot * _SLOT_BYTES) != len(content):
             raise OSError(28, "No space left on device")
         self._slot = 1 - self._slot
 
     def _read(self) -> None:
         found = list[tuple[int, int, int]]()
         for slot in range(2):
-            content = os.pread(self._fd, _SLOT.size, slot * _SLOT_BYTES)
+            content = os.pread(self.fd, _SLOT.size, slot * _SLOT_BYTES)
             if len(content) == _SLOT.size:
                 sequence, save, *check = _SLOT.unpack(content)
                 if check == [_mark_check(sequence, save), 0]:
@@ -333,45 +309,8 @@ def _mark_check(sequence: int, save: int) -> int:
 MANIFEST_NAME = "tables"
 _DRAFT = f"{MANIFEST_NAME}.new"
 _FORMAT = "elastable-file-tier-1"
-_NUMBER = re.compile(r"[0-9]{6,9}")  # names the files of a table; nothing else may, as it is a part of their paths
-_MOST_RECORD_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 _MOST_SEQUENCE = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class NumberedTable:
-    """A table in a manifest.
-
-    Attributes:
-        table: The table.
-        number: Name of its files, decimal digits.
-        token: 16 bytes that its files hold.
-        items: Positions that they had room for at the last save.
-    """
-
-    table: TierTable
-    number: str
-    token: bytes
-    items: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.table.name, str):
-            raise BadInput(f"the name of a table must be text, got {self.table.name!r}")
-        if not 1 <= self.table.record_bytes <= _MOST_RECORD_BYTES:
-            raise BadInput(
-                f"record_bytes of table {self.table.name!r} must be from 1 to {_MOST_RECORD_BYTES}, "
-                f"got {self.table.record_bytes}"
-            )
-        if not 0 <= self.table.first_bytes <= self.table.record_bytes:
-            raise BadInput(
-                f"first_bytes of table {self.table.name!r} must be from 0 to its record_bytes, "
-                f"{self.table.record_bytes}; got {self.table.first_bytes}"
-            )
-        if not isinstance(self.number, str) or not _NUMBER.fullmatch(self.number):
-            raise BadInput(f"{self.number!r} is no number of a table's files")
-        if len(self.token) != 16 or not 0 <= self.items <= MOST_POSITIONS:
-            raise BadInput(f"files {self.number!r} of table {self.table.name!r} cannot be")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import StoreBroken, StoreFailed
-from elastable.embedding_store.support.checked_files import store_failures
+from elastable.embedding_store.support.checked_files import OpenFile, store_failures
 
 _MAGIC = b"ELSTTIER"
 _HEADER = struct.Struct("<8s8s16sQ")  # magic, kind, token, bytes of an item; a CRC-32 of these follows
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 16  # blocks of the disk are taken by so much
 _FEWEST_ITEMS = 1024
 
 
-class MappedFile:
+class MappedFile(OpenFile):
     """The file is as long as the items that it has room for, and sparse; blocks are taken by `allocate`.
 
     So a full disk is met before anything is written. Items are written by `pwrite`: through the mapping, a file system
@@ -29,7 +29,6 @@ class MappedFile:
 
     Attributes:
         path: Of the file.
-        fd: The open file.
         begin: Where item 0 lies, in bytes.
         item_bytes: Bytes of an item.
         items: How many the file has room for.
@@ -37,14 +36,14 @@ class MappedFile:
 
     begin = _HEADER_BYTES
 
-    def __init__(self, path: Path, kind: bytes, token: bytes, item_bytes: int, fresh: bool, items: int = 0) -> None:
+    def __init__(self, path: Path, kind: bytes, item_bytes: int, token: bytes, fresh: bool, items: int) -> None:
         """Opens the file.
 
         Args:
             path: Of the file. A symbolic link is refused.
             kind: What its items are, at most 8 bytes.
-            token: 16 bytes that the files of one table share, and no others.
             item_bytes: Bytes of an item.
+            token: 16 bytes that the files of one table share, and no others.
             fresh: Whether to begin with an empty file, whatever is there.
             items: How many it must have room for, unless it is fresh.
 
@@ -190,11 +189,8 @@ class MappedFile:
             os.fsync(self.fd)
 
     def close(self) -> None:
-        """Closes the file. Closing twice is harmless."""
         self._mapped = None  # unmapped once nobody reads it any more
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        super().close()
 
     def _length(self) -> int:
         return os.fstat(self.fd).st_size

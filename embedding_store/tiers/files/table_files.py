@@ -1,7 +1,9 @@
 """One table of a file tier: a file of records, and a file that says whose record is at each position."""
 
+import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +27,41 @@ from elastable.embedding_store.native.record_checks import (
 )
 from elastable.embedding_store.tiers.files.mapped_file import MappedFile
 
-MOST_POSITIONS = 1 << 40
+_NUMBER = re.compile(r"[0-9]{6,9}")  # names the files of a table; nothing else may, as it is a part of their paths
+_MOST_RECORD_BYTES = 1 << 24
+_MOST_POSITIONS = 1 << 40
 
 _ROWS_A_THREAD = 1 << 8
 _OWNER_BYTES = 16
 _OWNERS_READ = 1 << 18  # at a time
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedTable:
+    """A table in a manifest.
+
+    Attributes:
+        table: The table.
+        number: Name of its files, decimal digits.
+        token: 16 bytes that its files hold.
+        items: Positions that they had room for at the last save.
+    """
+
+    table: TierTable
+    number: str
+    token: bytes
+    items: int = 0
+
+    def __post_init__(self) -> None:
+        if self.table.record_bytes > _MOST_RECORD_BYTES:
+            raise BadInput(
+                f"record_bytes of table {self.table.name!r} must be at most {_MOST_RECORD_BYTES}, "
+                f"got {self.table.record_bytes}"
+            )
+        if not isinstance(self.number, str) or not _NUMBER.fullmatch(self.number):
+            raise BadInput(f"{self.number!r} is no number of a table's files")
+        if len(self.token) != 16 or not 0 <= self.items <= _MOST_POSITIONS:
+            raise BadInput(f"files {self.number!r} of table {self.table.name!r} cannot be")
 
 
 class TableFiles:
@@ -48,23 +80,14 @@ class TableFiles:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        number: str,
-        token: bytes,
-        table: TierTable,
-        items: int | None = None,
-        clean: bool = True,
-        fsync: bool = True,
+        self, folder: Path, saved: NumberedTable, *, fresh: bool = False, clean: bool = True, fsync: bool = True
     ) -> None:
         """Makes the table's files, or opens them.
 
         Args:
             folder: Theirs.
-            number: Their name in it.
-            token: 16 bytes that both hold.
-            table: The table.
-            items: Positions that both must have room for; None: they are new.
+            saved: The table, and what its files must be.
+            fresh: Whether they are made.
             clean: Whether nothing was written since the last save.
             fsync: Whether a save waits for the disk.
 
@@ -72,25 +95,20 @@ class TableFiles:
             StoreBroken: a file is missing, cut short, or another one.
             StoreFailed: a file cannot be made or opened.
         """
-        self.table, self.doubtful, self._clean, self._fsync = table, dict[int, int](), clean, fsync
+        self.table, self.doubtful, self._clean, self._fsync = saved.table, dict[int, int](), clean, fsync
+        table, self._saved, begun = saved.table, saved, (saved.token, fresh, saved.items)
         self._first = table.first_bytes or table.record_bytes
         self._rest = table.record_bytes - self._first
         self._stride = record_stride(self._first, self._rest)
         self._writing = threading.Lock()
-        fresh = items is None
-        self._rows = MappedFile(folder / f"{number}.rows", b"rows", token, self._stride, fresh, items or 0)
+        self._rows = MappedFile(folder / f"{saved.number}.rows", b"rows", self._stride, *begun)
         try:
-            self._owners = MappedFile(folder / f"{number}.ids", b"ids", token, _OWNER_BYTES, fresh, items or 0)
+            self._owners = MappedFile(folder / f"{saved.number}.ids", b"ids", _OWNER_BYTES, *begun)
             if not clean:
                 self._mend()
         except BaseException:
             self.close()
             raise
-
-    @property
-    def items(self) -> int:
-        """Positions that both files have room for."""
-        return min(self._rows.items, self._owners.items)
 
     def require_whole(self) -> None:
         """Raises `StoreBroken` if a file was deleted or cut short."""
@@ -108,9 +126,9 @@ class TableFiles:
             return
         ascending = np.sort(positions)
         low, high = ascending[0], ascending[-1]
-        if low < 0 or high >= MOST_POSITIONS:
+        if low < 0 or high >= _MOST_POSITIONS:
             raise BadInput(
-                f"positions of table {self.table.name!r} must be from 0 to {MOST_POSITIONS - 1}, got {low} to {high}"
+                f"positions of table {self.table.name!r} must be from 0 to {_MOST_POSITIONS - 1}, got {low} to {high}"
             )
         self._rows.allocate(ascending)
         self._owners.allocate(ascending)
@@ -173,8 +191,8 @@ class TableFiles:
         for position in positions.tolist() if self.doubtful else ():
             self.doubtful.pop(position, None)
 
-    def save(self) -> None:
-        """Makes everything written as durable as `fsync` says.
+    def save(self) -> NumberedTable:
+        """Makes everything written as durable as `fsync` says; returns what a manifest says of the table from now on.
 
         Raises:
             StoreBroken: records that were torn when the process died have not been written again.
@@ -188,6 +206,7 @@ class TableFiles:
         for file in (self._rows, self._owners) if self._fsync else ():
             file.sync()
         self._clean = True
+        return replace(self._saved, items=min(self._rows.items, self._owners.items))
 
     def close(self) -> None:
         """Closes both files. Closing twice is harmless."""

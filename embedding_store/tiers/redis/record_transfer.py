@@ -10,11 +10,12 @@ from typing import Self
 import hiredis
 import numpy as np
 import numpy.typing as npt
+from redis.crc import key_slot
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.malformed import MALFORMED, Document
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
+from elastable.embedding_store.errors import StoreBroken, Unsupported
 from elastable.embedding_store.log.contract import Buffer
 from elastable.embedding_store.tiers.redis.connection import (
     Connection,
@@ -46,7 +47,6 @@ from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
     check_partitions,
     grouped_by_partition,
-    hash_slot,
     partition_of,
     rows_key,
     stamp_name,
@@ -65,6 +65,7 @@ class RecordTable:
         partitions: How many.
         made: Random text, of this table and no other one of its name.
         dropped: Whether its deletion has begun.
+        known: int64 `[partitions]`: stamps that are confirmed, and that no partition may be behind any more.
         names: Key of each partition.
         reads: What their reads begin with.
         hash_slots: int64 `[partitions]`.
@@ -74,6 +75,7 @@ class RecordTable:
     partitions: int
     made: str
     dropped: bool
+    known: Int64 = field(repr=False)
     names: tuple[bytes, ...] = field(repr=False)
     reads: ReadWords = field(repr=False)
     hash_slots: Int64 = field(repr=False)
@@ -82,9 +84,10 @@ class RecordTable:
     def of(cls, namespace: str, table: TierTable, partitions: int, made: str = "", dropped: bool = False) -> Self:
         """A table under a namespace; `made` is drawn where none is given."""
         names = tuple(rows_key(namespace, table.name, p) for p in range(check_partitions(partitions)))
-        slots = np.array([hash_slot(name) for name in names], np.int64)
+        slots = np.array([key_slot(name) for name in names], np.int64)
         made = made or secrets.token_hex(8)
-        return cls(table, partitions, made, dropped, names, ReadWords.of(names), slots)
+        known = np.zeros(partitions, np.int64)
+        return cls(table, partitions, made, dropped, known, names, ReadWords.of(names), slots)
 
     def to_json(self, dropped: bool = False) -> str:
         """The registry's value."""
@@ -115,8 +118,6 @@ class RecordTable:
                 )
             description = base64.b64decode(fields["description"], validate=True)
             table = TierTable(name.decode(), int(fields["record_bytes"]), description)
-            if table.record_bytes < 1:
-                raise ValueError("record_bytes must be at least 1")
             made, dropped = str(fields["made"]), bool(fields.get("dropped", False))
             return cls.of(namespace, table, int(fields["partitions"]), made, dropped)
         except MALFORMED as error:
@@ -140,12 +141,17 @@ class LostPartition(StoreBroken):
         )
         self.table, self.partition = table, partition
 
-    @classmethod
-    def of(cls, server: object, table: RecordTable, partition: int, stamp: int, known: int) -> "LostPartition":
-        """The error for a stamp that is behind the known one."""
-        gone = "its hash has no stamp"
-        older = f"its last write is that of {stamp_name(stamp)}, and one of {stamp_name(known)} was confirmed"
-        return cls(server, table.table.name, partition, gone if stamp == NO_STAMP else older)
+
+def refuse_lost(
+    server: object, table: RecordTable, partitions: Int64 | int, stamps: Int64 | int, known: Int64 | int
+) -> None:
+    """Raises `LostPartition` for the first partition, int64 `[n]` or one, without a stamp or behind the known one."""
+    behind = np.flatnonzero(np.equal(stamps, NO_STAMP) | np.less(stamps, known))
+    if len(behind):
+        partition, stamp, expected = (int(np.ravel(of)[behind[0]]) for of in (partitions, stamps, known))
+        older = f"its last write is that of {stamp_name(stamp)}, and one of {stamp_name(expected)} was confirmed"
+        how = "its hash has no stamp" if stamp == NO_STAMP else older
+        raise LostPartition(server, table.table.name, partition, how)
 
 
 class DamagedRecords(StoreBroken):
@@ -238,12 +244,9 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
         return failures
 
     topology.complete(work.hash_slots(), attempt, deadline)
-    known = work.values(lambda batch, parts: batch.known[parts["partition"]])
-    behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
-    if len(behind):
-        at = int(behind[0])
-        batch, partition = work.partition(at)
-        raise LostPartition.of(topology.url, batch.table, partition, int(stamps[at]), int(known[at]))
+    for number, batch in enumerate(batches):
+        held = batch.parts["partition"]
+        refuse_lost(topology.url, batch.table, held, stamps[work.owners == number], batch.known[held])
     for batch in batches:
         if len(damaged := np.flatnonzero(batch.missing[batch.positions] == DAMAGED)):
             raise DamagedRecords(topology.url, batch.table, batch.ids[damaged])
@@ -299,7 +302,7 @@ def write_records(topology: Topology, batches: "Sequence[Batch]", stamp: int, de
             lost = [at for at in write.replies.lost if at not in write.replies.failures]
             if lost:
                 batch, partition = work.partition(route.items[lost[0]])
-                raise LostPartition.of(topology.url, batch.table, partition, NO_STAMP, 0)
+                refuse_lost(topology.url, batch.table, partition, NO_STAMP, 0)
         if failures:
             topology.pool.drop_idle()  # a failover may be behind it: what was verified before may be so no more
         return failures
@@ -340,9 +343,7 @@ class _Writes(Requests):
             if isinstance(reply, hiredis.ReplyError):
                 self.refused[at] = str(reply)
                 continue
-            known, stamp = int(batch.known[partition]), stamp_of(reply)
-            if stamp == NO_STAMP or stamp < known:
-                raise LostPartition.of(self._topology.url, batch.table, partition, stamp, known)
+            refuse_lost(self._topology.url, batch.table, partition, stamp_of(reply), batch.known[partition])
             verified(batch.table)[partition] = True
         return not self.refused
 
@@ -382,7 +383,7 @@ class Batch:
         gone: int64: ids to delete, in the same order.
         rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
         missing: uint8 `[n]`, of a read: as of `Awaited`.
-        known: int64 `[partitions]`: stamps that no partition may be behind.
+        known: int64 `[partitions]`: `RecordTable.known` as it was when the batch was made.
     """
 
     table: RecordTable
@@ -395,27 +396,19 @@ class Batch:
     known: Int64
 
     @classmethod
-    def of(cls, table: RecordTable, ids: Int64, rows: UInt8, known: Int64, gone: Int64 | None = None) -> Self:
-        """Groups ids by partition.
+    def of(cls, table: RecordTable, records: Records, gone: Int64 | None = None) -> Self:
+        """Groups records by partition.
 
         Args:
             table: The table.
-            ids: int64 `[n]`, each once.
-            rows: uint8 `[n, w]`.
-            known: int64 `[partitions]`; it is copied.
+            records: Each id once.
             gone: int64: ids to delete, where whole records are to be written; None: records are to be read.
 
         Raises:
-            BadInput: rows of another number or width.
+            BadInput: as `Records.require_fit`.
         """
-        width, whole = table.table.record_bytes, gone is not None
-        fits = rows.dtype == np.uint8 and rows.ndim == 2 and len(rows) == len(ids) and rows.flags.c_contiguous
-        if not fits or (rows.shape[1] != width if whole else rows.shape[1] > width):
-            raise BadInput(
-                f"table {table.table.name!r}: rows are {rows.dtype} {rows.shape} for {len(ids)} ids; they must be "
-                f"C-contiguous uint8 [{len(ids)}, {'' if whole else 'at most '}{width}]"
-            )
-        grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(ids, np.int64), table.partitions)
+        records.require_fit(table.table.record_bytes, whole=gone is not None)
+        grouped, positions, counts = grouped_by_partition(np.ascontiguousarray(records.ids), table.partitions)
         gone_ids, gone_counts = np.empty(0, np.int64), np.zeros(table.partitions, np.int64)
         if gone is not None and len(gone):
             gone_ids, _, gone_counts = grouped_by_partition(np.ascontiguousarray(gone, np.int64), table.partitions)
@@ -425,8 +418,8 @@ class Batch:
         parts["rows"], parts["gone"] = counts[held], gone_counts[held]
         parts["row_at"] = np.cumsum(parts["rows"]) - parts["rows"]
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
-        missing = np.zeros(0 if whole else len(ids), np.uint8)
-        return cls(table, parts, grouped, positions, gone_ids, rows, missing, known.copy())
+        missing = np.zeros(len(grouped) if gone is None else 0, np.uint8)
+        return cls(table, parts, grouped, positions, gone_ids, records.rows, missing, table.known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

@@ -21,18 +21,17 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.log.contract import Buffer, Log, LogEntry, require_kept, require_next
 from elastable.embedding_store.log.framing import Header
-from elastable.embedding_store.log.inspection import ChangeTally, LogReport, entry_of_version
+from elastable.embedding_store.log.inspection import LogReport, counted, entry_of_version
 from elastable.embedding_store.tiers.redis.connection import Connection, Deadline
 from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, first_error, packed_command, reply_error
 from elastable.embedding_store.tiers.redis.schema import log_key, owner_key
 from elastable.embedding_store.tiers.redis.stream_records import (
     LAST_PART,
     MAX_ENTRY_BYTES,
     NewEntry,
     StreamEnd,
-    StreamEnds,
     ends_questions,
     first_part,
     joined_entries,
@@ -54,12 +53,12 @@ class StreamAppender:
     """The connection that appends. For one thread at a time.
 
     Attributes:
-        end: The newest entry, as far as this process knows.
+        end: The newest entry, as far as this process knows; any thread may read it.
     """
 
-    def __init__(self, place: RedisPlace, name: str, end: StreamEnd) -> None:
-        """`name`: of the log, for messages; `end`: as it was read when the log was opened."""
-        self.end = end
+    def __init__(self, place: RedisPlace, name: str) -> None:
+        """`name`: of the log, for messages."""
+        self.end = StreamEnd()
         self._place, self._name = place, name
         self._key, self._owner = log_key(place.url.namespace), owner_key(place.url.namespace)
         self._connection: Connection | None = None
@@ -204,18 +203,17 @@ class StreamAppender:
         questions: list[Command] = [("WATCH", self._owner), ("GET", self._owner), *ends_questions(self._key)]
         while True:
             _, owner, *stream = answers = connection.call(questions, deadline)
-            for answer in answers:
-                if isinstance(answer, hiredis.ReplyError):
-                    raise self._refusal("cannot be appended to", str(answer))
+            if (error := first_error(answers)) is not None:
+                raise self._refusal("cannot be appended to", error)
             self._place.require(owner)
             self._owned_by = owner
-            found = read_ends(stream, self._name).end
+            *_, found = read_ends(stream, self._name)
             if found == self.end:
                 return False
             doubtful = self._doubt
             if doubtful is None or (found.last, found.check) != (doubtful.sequence, doubtful.check):
                 self._refuse_end(found)
-            if entry is not None and entry.header()[1] == doubtful:
+            if entry is not None and entry.header() == doubtful:
                 self.end = found
                 return True
             cut_stream(self._place, self.end, deadline)
@@ -282,11 +280,10 @@ class RedisLog(Log):
         self._key = log_key(url.namespace)
         self._name = f"the log of the store at {url} (namespace {url.namespace!r})"
         self._appending = threading.Lock()
-        self._guard = threading.Lock()  # of what is known of both ends
         self._closed = False
-        self._ends = StreamEnds()
+        self._first, self._before = 1, 0  # the oldest entry, and the bytes of all before it
         self._read = StreamEnd(-1)  # the entry that was read last
-        self._appender = StreamAppender(self._place, self._name, self._ends.end)
+        self._appender = StreamAppender(self._place, self._name)
         self._server, self._reached = b"", 0
         try:
             started = [(self._key, words) for words in START_QUESTIONS]
@@ -299,13 +296,11 @@ class RedisLog(Log):
 
     @property
     def first(self) -> int:
-        with self._guard:
-            return self._ends.first
+        return self._first
 
     @property
     def last(self) -> int:
-        with self._guard:
-            return self._ends.end.last
+        return self._appender.end.last
 
     @property
     def reached(self) -> int:
@@ -313,8 +308,7 @@ class RedisLog(Log):
         return max(self._reached, self.last)
 
     def check_at(self, sequence: int) -> int | None:
-        with self._guard:
-            end = self._ends.end
+        end = self._appender.end
         if sequence == end.last:
             return end.check if sequence else None
         part = first_part(self._place.topology, self._name, self._last_part_of(sequence), self._place.deadline())
@@ -322,8 +316,7 @@ class RedisLog(Log):
 
     @property
     def bytes(self) -> int:
-        with self._guard:
-            return self._ends.end.total - self._ends.begin
+        return self._appender.end.total - self._before
 
     def refresh(self) -> None:
         """Reads anew where the log begins and ends, as another process may have changed it.
@@ -336,10 +329,8 @@ class RedisLog(Log):
             deadline = self._place.deadline()
             self._appender.settle(deadline)
             questions = [(self._key, words) for words in ends_questions(self._key)]
-            ends = read_ends(self._place.topology.call(questions, deadline), self._name)
-            self._appender.end = ends.end
-            with self._guard:
-                self._ends = ends
+            found = read_ends(self._place.topology.call(questions, deadline), self._name)
+            self._first, self._before, self._appender.end = found
 
     def append(self, sequence: int, version: int, parts: Sequence[Buffer]) -> None:
         with self._appending:
@@ -353,7 +344,6 @@ class RedisLog(Log):
                     "at once: change fewer rows at a time"
                 )
             self._appender.append(entry, self._place.deadline())
-            self._publish()
 
     def entries(self, after: int = 0) -> Iterator[LogEntry]:
         """As of `Log`, up to the newest entry that is known; `refresh` learns of those that another process appended.
@@ -363,23 +353,21 @@ class RedisLog(Log):
         """
         with self._appending:
             self._require_open()
-        with self._guard:
-            ends, read = self._ends, self._read
-        last, previous = ends.end.last, read.check if read.last == after else None
-        if previous is not None and (last < after or (last == after and ends.end.check != previous)):
+        first, end, read = self.first, self._appender.end, self._read
+        last, previous = end.last, read.check if read.last == after else None
+        if previous is not None and (last < after or (last == after and end.check != previous)):
             raise self._taken_back(after)
         if after >= last:
             return
-        if ends.first > after + 1:
-            raise self._trimmed(ends.first, after)
+        if first > after + 1:
+            raise self._trimmed(first, after)
         sequence = after
         try:
             for entry, header in self._between(after, last):
                 if previous is not None and header.previous != previous:
                     raise self._taken_back(sequence)
                 sequence, previous = entry.sequence, header.check
-                with self._guard:
-                    self._read = StreamEnd(sequence, header.check)
+                self._read = StreamEnd(sequence, header.check)
                 yield entry
             if sequence < last:
                 raise StoreBroken(f"{self._name} is corrupt: entries {sequence + 1} to {last} are missing")
@@ -411,9 +399,8 @@ class RedisLog(Log):
 
         self._place.change([*START_QUESTIONS, self._last_part_of(keep)], trimmed, deadline)
         oldest = first_part(self._place.topology, self._name, ends_questions(self._key)[0], deadline)
-        with self._guard:
-            if oldest is not None and oldest.sequence <= self._ends.end.last:
-                self._ends = StreamEnds(oldest.sequence, oldest.begin, self._ends.end)
+        if oldest is not None and oldest.sequence <= self.last:
+            self._first, self._before = oldest.sequence, oldest.begin
 
     def truncate(self, after: int) -> None:
         """Takes entries back; entry `after` has to be in the log, unless nothing was trimmed and it is 0."""
@@ -429,7 +416,6 @@ class RedisLog(Log):
                 raise StoreBroken(f"{self._name} is corrupt: the last part of entry {after} is missing")
             self._appender.cut(StreamEnd() if part is None else StreamEnd.of(part), deadline)
             self._reached = 0
-            self._publish()
 
     def close(self) -> None:
         with self._appending:
@@ -469,13 +455,6 @@ class RedisLog(Log):
     def _last_part_of(self, sequence: int) -> Command:
         """Asks for the last part of an entry."""
         return ("XREVRANGE", self._key, b"%d-%d" % (sequence, LAST_PART), b"%d-0" % sequence, "COUNT", 1)
-
-    def _publish(self) -> None:
-        """Makes what the appender knows of the end known to everybody."""
-        end = self._appender.end
-        with self._guard:
-            begin = self._ends.begin if end.last else 0
-            self._ends = StreamEnds(self._ends.first if end.last else 1, begin, end)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -534,10 +513,8 @@ def _report(tier: RedisTier, log: RedisLog) -> LogReport:
             f"{tier.place} is incomplete: its rows or stream tell of log entries up to {written}, its state of those "
             f"up to {flushed}, and its log holds {first} to {last}"
         )
-    tally = ChangeTally(version)
-    for entry in log.entries(after=first - 1):
-        tally.add(entry)
-    return LogReport(None, version, 0, first, last, tally.version, size, 0, dict(tally.kinds), tally.rows, flushed)
+    newest, changes, rows = counted(log.entries(after=first - 1), version)
+    return LogReport(None, version, 0, first, last, newest, size, 0, changes, rows, flushed)
 
 
 def truncate_redis_log(url: str, version: int) -> int:

@@ -11,7 +11,7 @@ from functools import partial
 
 import hiredis
 
-from elastable.embedding_store.errors import DeadlineExceeded, NotReady, StoreFailed, TakenOver
+from elastable.embedding_store.errors import DeadlineExceeded, NotReady, StoreFailed, TakenOver, Unavailable
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.connection import (
@@ -21,9 +21,14 @@ from elastable.embedding_store.tiers.redis.connection import (
     end_clients,
     named_clients,
 )
-from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, reply_error
+from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, refuse_errors
 from elastable.embedding_store.tiers.redis.schema import owner_key
-from elastable.embedding_store.tiers.redis.topology import Topology, change_if_unchanged
+from elastable.embedding_store.tiers.redis.topology import (
+    Topology,
+    change_if_unchanged,
+    server_facts,
+    until_deadline,
+)
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _LOG = logging.getLogger(__name__)
@@ -186,13 +191,14 @@ class RedisPlace:
 
         Args:
             questions: Commands that read.
-            change: From their answers to the commands that write; none: nothing is to be done.
+            change: From their answers to the commands that write; none: nothing is to be done. It is asked again, and
+                may be done twice, where a connection breaks.
             deadline: Of everything together.
             watched: Keys that nobody may change meanwhile, besides the owner's.
 
         Raises:
             TakenOver: another process owns the store.
-            StoreFailed, Unavailable, DeadlineExceeded: it may have been done where the connection broke.
+            StoreFailed, Unavailable, DeadlineExceeded: it may have been done.
         """
         owner = self._owner_key
 
@@ -200,7 +206,11 @@ class RedisPlace:
             self.require(answers[0])
             return change(answers[1:])
 
-        change_if_unchanged(self.writing(deadline), [owner, *watched], [("GET", owner), *questions], owned, deadline)
+        def attempt() -> None:
+            servers, asked = self.writing(deadline), [("GET", owner), *questions]
+            change_if_unchanged(servers, [owner, *watched], asked, owned, deadline)
+
+        until_deadline(attempt, lambda error: isinstance(error, Unavailable), deadline, self.url)
 
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""
@@ -215,10 +225,8 @@ class RedisPlace:
     def _admit(self, connection: Connection, deadline: Deadline) -> None:
         """Names a new connection, and makes sure that the owner is still this process. Raises `TakenOver`."""
         name = f"{self._name(self.owner or '')}:{next(self._numbers)}"
-        (named,) = connection.call([("CLIENT", "SETNAME", name)], deadline)
-        if isinstance(named, hiredis.ReplyError):
-            what = f"redis at {connection.address} does not let this user name connections"
-            raise reply_error(what, str(named), self.url)
+        named = connection.call([("CLIENT", "SETNAME", name)], deadline)
+        refuse_errors(named, f"redis at {connection.address} does not let this user name connections", self.url)
         connection.name = name
         self.require(self._found_owner(deadline))
 
@@ -233,19 +241,6 @@ class RedisPlace:
     def _name(self, owner: str) -> str:
         """Of a connection, without spaces and without its number."""
         return f"elastable:{self.url.db}:{self.url.namespace}:{owner.rpartition(':')[2]}"
-
-
-# What servers say of themselves
-
-
-def server_facts(topology: Topology, server: Address, deadline: Deadline, *sections: str) -> dict[str, str]:
-    """The fields of some sections of INFO. Raises `NotReady` and `StoreFailed` where the server refuses."""
-    answers = topology.call_at(server, [("INFO", section) for section in sections], deadline)
-    for answer in answers:
-        if isinstance(answer, hiredis.ReplyError):
-            raise reply_error(f"redis at {server} does not say what it is", str(answer), topology.url)
-    lines = (line.partition(":") for line in b"\r\n".join(answers).decode("utf-8", "replace").splitlines())
-    return {name: value for name, _, value in lines}
 
 
 def require_data(topology: Topology, deadline: Deadline) -> None:

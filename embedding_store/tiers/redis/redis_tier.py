@@ -3,7 +3,7 @@
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -22,18 +22,18 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.tiers.redis.connection import Deadline
-from elastable.embedding_store.tiers.redis.record_codec import NO_STAMP
 from elastable.embedding_store.tiers.redis.record_transfer import (
     Batch,
     DamagedRecords,
     LostPartition,
     RecordTable,
     read_records,
+    refuse_lost,
     scanned,
     stamp_of,
     write_records,
 )
-from elastable.embedding_store.tiers.redis.redis_place import RedisPlace, server_facts
+from elastable.embedding_store.tiers.redis.redis_place import RedisPlace
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
 from elastable.embedding_store.tiers.redis.schema import (
     STAMP,
@@ -42,7 +42,7 @@ from elastable.embedding_store.tiers.redis.schema import (
     tier_state_key,
     tier_tables_key,
 )
-from elastable.embedding_store.tiers.redis.topology import Topology, until_deadline
+from elastable.embedding_store.tiers.redis.topology import Topology, server_facts
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 _NO_IDS = np.empty(0, np.int64)
@@ -59,6 +59,8 @@ class RedisTier(Tier):
     back with less than it confirmed is an error, and never "no record".
     """
 
+    keeps_positions = False
+
     def __init__(self, place: str | RedisUrl | RedisPlace) -> None:
         """Connects.
 
@@ -72,9 +74,8 @@ class RedisTier(Tier):
         self._shared = isinstance(place, RedisPlace)
         namespace = self._place.url.namespace
         self._tables_key, self._state_key = tier_tables_key(namespace), tier_state_key(namespace)
-        self._guard = threading.RLock()  # of the next two
+        self._guard = threading.RLock()  # of the tables, and of what is known of each
         self._tables: dict[str, RecordTable] = {}
-        self._known: dict[str, Int64] = {}  # of each table int64 `[partitions]`: stamps that are confirmed
         self._stamp = 0  # of the last write
         # Of each table ids whose records failed their check: in the last scan, and in a read by whoever writes here.
         self._doubtful: dict[str, set[int]] = {}
@@ -83,10 +84,6 @@ class RedisTier(Tier):
     @property
     def place(self) -> str:
         return f"{self._place.url} (namespace {self._place.url.namespace!r})"
-
-    @property
-    def keeps_positions(self) -> bool:
-        return False
 
     def tables(self) -> dict[str, TierTable]:
         return {name: table.table for name, table in self._load().items()}
@@ -99,8 +96,6 @@ class RedisTier(Tier):
             StoreBroken: there are records of a table of that name, and the registry does not know it: it was lost.
             TakenOver: another process owns the tier now.
         """
-        if table.record_bytes < 1:
-            raise BadInput(f"table {table.name!r}: record_bytes must be at least 1, got {table.record_bytes}")
         deadline = self._place.deadline()
         with self._guard:
             entry = self._entries(deadline).get(table.name)
@@ -111,7 +106,7 @@ class RedisTier(Tier):
             made = RecordTable.of(self._place.url.namespace, table, self._place.url.partitions)
             self._stamp_empty(made, deadline)  # first: a table in the registry has all its partitions
             self._register(made, deadline)
-            self._tables[table.name], self._known[table.name] = made, np.zeros(made.partitions, np.int64)
+            self._tables[table.name] = made
 
     def drop(self, table: str) -> None:
         """Also deletes records whose entry in the registry was lost."""
@@ -126,7 +121,7 @@ class RedisTier(Tier):
             self._drop(entry, deadline)
 
     def read(self, wanted: Sequence[Records]) -> list[Int64]:
-        made = {records.table: self._table(records.table)[0].made for records in wanted}
+        made = {records.table: self._table(records.table).made for records in wanted}
         try:
             return self._read(wanted)
         except DamagedRecords as damaged:
@@ -140,11 +135,7 @@ class RedisTier(Tier):
             return self._read(wanted)
 
     def _read(self, wanted: Sequence[Records]) -> list[Int64]:
-        tables = [self._table(records.table) for records in wanted]
-        batches = [
-            Batch.of(table, records.ids, records.rows, known)
-            for (table, known), records in zip(tables, wanted, strict=True)
-        ]
+        batches = [Batch.of(self._table(records.table), records) for records in wanted]
         read_records(self._place.topology, batches, self._place.deadline())
         return [np.flatnonzero(batch.missing) for batch in batches]
 
@@ -153,8 +144,7 @@ class RedisTier(Tier):
         deadline = self._place.deadline()
         batches = [batch for batch in self._to_write(changed, deleted) if len(batch.parts)]
         if not batches:
-            begun = first_stamp(sequence)
-            self._put(lambda key, now: TierState.began(key, max(now, begun)), deadline)
+            self._put({}, deadline, sequence=first_stamp(sequence))
             return
         stamp = self._next_stamp(sequence)
         try:
@@ -163,34 +153,31 @@ class RedisTier(Tier):
             self._mark(lost)
             raise
         for batch in batches:
-            self._confirm(batch.table, batch.parts["partition"], stamp)
+            known, written = batch.table.known, batch.parts["partition"]
+            with self._guard:
+                known[written] = np.maximum(known[written], stamp)
             for doubtful in (self._doubtful, self._marked):
                 if ids := doubtful.get(batch.table.table.name):
                     ids.difference_update((*batch.ids.tolist(), *batch.gone.tolist()))
 
     def _next_stamp(self, sequence: int) -> int:
         """Another one than that of any write before, so that the loss of one is noticed."""
-        confirmed = self._confirmed().values()
-        greatest = max([self._stamp, *(int(stamps.max()) for stamps in confirmed)])
-        self._stamp = max(first_stamp(sequence), greatest + 1)
+        self._stamp = max(first_stamp(sequence), self._stamp + 1, _greatest(self._confirmed().values()) + 1)
         return self._stamp
 
     def _to_write(self, changed: Sequence[Records], deleted: Mapping[str, tuple[Int64, Int64]]) -> Iterator[Batch]:
         gone = {name: ids for name, (ids, _) in deleted.items()}
         for records in changed:
-            table, known = self._table(records.table)
-            yield Batch.of(table, records.ids, records.rows, known, gone.pop(records.table, _NO_IDS))
+            yield Batch.of(self._table(records.table), records, gone.pop(records.table, _NO_IDS))
         for name, ids in gone.items():
-            table, known = self._table(name)
+            table = self._table(name)
             nothing = np.empty((0, table.table.record_bytes), np.uint8)
-            yield Batch.of(table, _NO_IDS, nothing, known, ids)
+            yield Batch.of(table, Records(name, _NO_IDS, _NO_IDS, nothing), ids)
 
     def _mark(self, lost: LostPartition) -> None:
         """Lets every later process know: the write may have given the partition a stamp again."""
         with suppress(StoreFailed, Unavailable):  # the loss is what is raised
-            self._put(
-                lambda key, now: TierState.mark(key, lost.table, lost.partition), Deadline(self._place.url.deadline)
-            )
+            self._put({_LOST + lost.table.encode(): lost.partition}, self._place.deadline())
 
     def _mark_damaged(self, damaged: DamagedRecords) -> None:
         """Lets whoever opens the store next know, who does not read every record and may have them in the log."""
@@ -198,7 +185,7 @@ class RedisTier(Tier):
         marked.update(damaged.ids.tolist())
         if self._place.owner is not None:
             with suppress(StoreFailed, Unavailable):  # the damage is what is raised
-                self._put(lambda key, now: TierState.mark_damaged(key, self._marked), self._place.deadline())
+                self._put({}, self._place.deadline())
 
     @property
     def sequence(self) -> int:
@@ -209,13 +196,9 @@ class RedisTier(Tier):
 
     def scan(self, table: str, block_rows: int = 65_536, width: int | None = None) -> Iterator[Records]:
         """The deadline holds for each request by itself."""
-        found, _ = self._table(table)
-        record_bytes = found.table.record_bytes
-        taken = record_bytes if width is None else width
-        if block_rows < 1 or not 0 <= taken <= record_bytes:
-            raise BadInput(
-                f"table {table!r}: block_rows={block_rows} must be at least 1, and width={width} at most {record_bytes}"
-            )
+        found = self._table(table)
+        taken = found.table.record_bytes if width is None else width
+        found.table.require_scan(block_rows, taken)
         doubtful = self._doubtful[table] = set()
         damaged = lambda ids: doubtful.update(ids.tolist())  # noqa: E731
         return scanned(self._place.topology, found, block_rows, taken, self._place.url.deadline, damaged)
@@ -227,14 +210,12 @@ class RedisTier(Tier):
         return self._state(self._place.deadline()).checked(self._place.url)
 
     def put_state(self, state: bytes) -> None:
+        if len(state) > _MOST_STATE_BYTES:
+            raise BadInput(f"the state has {len(state)} bytes; redis keeps at most {_MOST_STATE_BYTES} in one value")
         confirmed = self._confirmed()
-        greatest = max([0, *(int(stamps.max()) for stamps in confirmed.values())])
-        self._put(
-            lambda key, now: [
-                *TierState.put(key, state, confirmed, max(greatest, now)), *TierState.mark_damaged(key, self._marked)
-            ],
-            self._place.deadline(),
-        )  # fmt: skip
+        fields: dict[bytes, bytes | int] = {_STATE: state, _CHECK: zlib.crc32(state).to_bytes(4, "little")}
+        fields |= {_STAMPS + name.encode(): known.astype("<i8").tobytes() for name, known in confirmed.items()}
+        self._put(fields, self._place.deadline(), sequence=_greatest(confirmed.values()))
 
     def other_writer(self) -> str | None:
         return self._place.other_writer()
@@ -277,9 +258,10 @@ class RedisTier(Tier):
             self._require_state(state, entries)
             for table, found in zip(tables.values(), stamps, strict=True):
                 self._require_all(table, found, state)
-            self._known = dict(zip(tables, stamps, strict=True))
             self._marked = {name: set(ids.tolist()) for name, ids in state.damaged.items() if name in tables}
             self._tables = {n: self._tables[n] if self._same(t) else t for n, t in tables.items()}
+            for table, found in zip(self._tables.values(), stamps, strict=True):
+                table.known[:] = found
             return dict(self._tables)
 
     def _same(self, table: RecordTable) -> bool:
@@ -291,12 +273,8 @@ class RedisTier(Tier):
         name = table.table.name
         known = state.known(table)
         if self._same(table):
-            known = np.maximum(known, self._known[name])
-        behind = np.flatnonzero((stamps == NO_STAMP) | (stamps < known))
-        if len(behind):
-            partition = int(behind[0])
-            stamp, expected = int(stamps[partition]), int(known[partition])
-            raise LostPartition.of(self._place.url, table, partition, stamp, expected)
+            known = np.maximum(known, self._tables[name].known)
+        refuse_lost(self._place.url, table, np.arange(table.partitions), stamps, known)
         if name in state.lost:
             raise LostPartition(
                 self._place.url, name, state.lost[name], "a writer found it gone, and wrote to it since"
@@ -306,7 +284,7 @@ class RedisTier(Tier):
         """Raises `StoreBroken` where registry and state do not know the same: one of them was lost, or both were."""
         # Who drops a table takes it out of the state, and leaves its greatest stamp there.
         vanished = [name for name in self._tables if name not in entries]
-        greatest = max([0, *(int(self._known[name].max()) for name in vanished)])
+        greatest = _greatest(self._tables[name].known for name in vanished)
         lost = "its state" if entries and not state.exists else ""
         if set(state.stamps).difference(entries) or state.sequence < greatest:
             lost = f"its registry of tables, which named {', '.join(sorted({*state.stamps, *vanished}))}"
@@ -317,8 +295,8 @@ class RedisTier(Tier):
                 "(maxmemory-policy must be noeviction)? Go back to a checkpoint"
             )
 
-    def _table(self, name: str) -> tuple[RecordTable, Int64]:
-        """A table, and int64 `[partitions]`: stamps that are confirmed, a copy.
+    def _table(self, name: str) -> RecordTable:
+        """A table.
 
         Raises:
             TableNotFound: there is none; names those there are.
@@ -329,39 +307,47 @@ class RedisTier(Tier):
                 self._load()
             if name not in self._tables:
                 raise TableNotFound(f"no table {name!r} (tables: {', '.join(sorted(self._tables)) or 'none'})")
-            return self._tables[name], self._known[name].copy()
-
-    def _confirm(self, table: RecordTable, partitions: Int64, sequence: int) -> None:
-        """Notes that partitions, int64 `[n]`, have a stamp."""
-        with self._guard:
-            if self._same(table):
-                known = self._known[table.table.name]
-                known[partitions] = np.maximum(known[partitions], sequence)
+            return self._tables[name]
 
     def _confirmed(self) -> dict[str, Int64]:
         """Table -> int64 `[partitions]`, stamps that are confirmed, copies."""
         with self._guard:
-            return {name: stamps.copy() for name, stamps in self._known.items()}
+            return {name: table.known.copy() for name, table in self._tables.items()}
 
     def _state(self, deadline: Deadline) -> "TierState":
         """The state as it is now."""
         key = self._state_key
         return TierState.of(self._place.topology.call([(key, ("HGETALL", key))], deadline)[0])
 
-    def _put(self, commands: Callable[[bytes, int], Sequence[Command]], deadline: Deadline) -> None:
-        """Changes the state in one transaction of the owner; repeated where a connection breaks.
+    def _put(
+        self,
+        fields: Mapping[bytes, bytes | int],
+        deadline: Deadline,
+        *others: Command,
+        gone: Sequence[bytes] = (),
+        sequence: int = 0,
+    ) -> None:
+        """Changes the state in one transaction of the owner, and lets it know of all ids that are damaged.
 
         Args:
-            commands: From the state's key and the greatest sequence that it knows of to the commands that change it.
+            fields: Field -> its value from now on.
             deadline: Of everything together.
+            others: Commands of the same transaction.
+            gone: Fields that it has no more.
+            sequence: A stamp: the state knows of the greatest so far.
         """
-        key = self._state_key
+        # Copies: a read that finds more of them may do so meanwhile.
+        key, marked = self._state_key, {_DAMAGED + name.encode(): tuple(ids) for name, ids in [*self._marked.items()]}
+        damaged = {name: np.array(sorted(ids), "<i8").tobytes() for name, ids in marked.items() if ids}
+        gone = [*gone, *(name for name in marked if name not in damaged)]
 
         def change(answers: list[bytes | None]) -> Sequence[Command]:
-            return commands(key, sequence_of(answers[0]))
+            greatest = max(sequence, sequence_of(answers[0])).to_bytes(8, "little", signed=True)
+            words = [word for pair in {**damaged, SEQUENCE: greatest, **fields}.items() for word in pair]
+            changed: list[Command] = [("HSET", key, *words), ("HDEL", key, *gone)]
+            return [*others, *changed[: 2 if gone else 1]]
 
-        question: Command = ("HGET", key, SEQUENCE)
-        self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)
+        self._place.change([("HGET", key, SEQUENCE)], change, deadline, [key])
 
     def _entries(self, deadline: Deadline) -> dict[str, RecordTable]:
         """What the registry holds, tables that are being dropped among them."""
@@ -408,24 +394,23 @@ class RedisTier(Tier):
                 return []
             return [("HSET", key, table.table.name, text), ("HSETNX", self._state_key, SEQUENCE, _NOTHING_WRITTEN)]
 
-        question: Command = ("HGET", key, table.table.name)
-        self._repeated(lambda: self._place.change([question], change, deadline, [key]), deadline)
+        self._place.change([("HGET", key, table.table.name)], change, deadline, [key])
 
     def _drop(self, entry: RecordTable, deadline: Deadline) -> None:
         """The registry knows until the end that the table is being dropped: another process ends what breaks off."""
         name, key = entry.table.name, self._tables_key
-        self._tables.pop(name, None)
-        self._known.pop(name, None)
-        greatest = int(max([0, *(found.max() for found in self._stamps([entry], deadline))]))
+        for known in (self._tables, self._marked, self._doubtful):
+            known.pop(name, None)
+        greatest, about = _greatest(self._stamps([entry], deadline)), [kind + name.encode() for kind in _KINDS]
         mark: Command = ("HSET", key, name, entry.to_json(dropped=True))
-        self._put(lambda state, now: [mark, *TierState.forget(state, name, max(greatest, now))], deadline)
+        self._put({}, deadline, mark, gone=about, sequence=greatest)
         self._place.writing(deadline).call([(row, ("UNLINK", row)) for row in entry.names], deadline)
-        self._put(lambda state, now: [("HDEL", key, name)], deadline)
+        self._put({}, deadline, ("HDEL", key, name))
 
-    def _repeated(self, act: Callable[[], None], deadline: Deadline) -> None:
-        """Repeats what may be done twice, as long as a connection breaks and the deadline has not passed."""
 
-        until_deadline(act, lambda error: isinstance(error, Unavailable), deadline, self._place.url)
+def _greatest(stamps: Iterable[Int64]) -> int:
+    """Of all stamps, int64 `[partitions]` each; 0: there is none."""
+    return max([0, *(int(some.max()) for some in stamps)])
 
 
 # What a tier in Redis keeps next to records: the engine's state, and the stamps confirmed when it was written
@@ -434,7 +419,7 @@ class RedisTier(Tier):
 SEQUENCE = b"sequence"
 
 _STATE, _CHECK = b"state", b"check"
-_STAMPS, _LOST, _DAMAGED = b"stamps:", b"lost:", b"damaged:"
+_KINDS = _STAMPS, _LOST, _DAMAGED = b"stamps:", b"lost:", b"damaged:"
 _MOST_STATE_BYTES = 512 << 20  # of one value, in Redis
 
 
@@ -500,44 +485,6 @@ class TierState:
                 f"{table.partitions} partitions"
             )
         return known
-
-    @staticmethod
-    def put(key: bytes, state: bytes, stamps: Mapping[str, Int64], sequence: int) -> list[Command]:
-        """The command that writes it anew. Raises `BadInput` for a state that is too long."""
-        if len(state) > _MOST_STATE_BYTES:
-            raise BadInput(f"the state has {len(state)} bytes; redis keeps at most {_MOST_STATE_BYTES} in one value")
-        words: list[str | bytes | int | float] = ["HSET", key, _STATE, state, _CHECK]
-        words.append(zlib.crc32(state).to_bytes(4, "little"))
-        words += [SEQUENCE, sequence.to_bytes(8, "little", signed=True)]
-        for name, known in stamps.items():
-            words += [_STAMPS + name.encode(), known.astype("<i8").tobytes()]
-        return [tuple(words)]
-
-    @staticmethod
-    def forget(key: bytes, table: str, sequence: int) -> list[Command]:
-        """The commands that take a table out, `sequence` being the greatest of its stamps and all others."""
-        about = (kind + table.encode() for kind in (_STAMPS, _LOST, _DAMAGED))
-        return [("HDEL", key, *about), *TierState.began(key, sequence)]
-
-    @staticmethod
-    def began(key: bytes, sequence: int) -> list[Command]:
-        """The command that notes the greatest sequence that a write began with."""
-        return [("HSET", key, SEQUENCE, sequence.to_bytes(8, "little", signed=True))]
-
-    @staticmethod
-    def mark(key: bytes, table: str, partition: int) -> list[Command]:
-        """The command that notes a partition which a writer found lost."""
-        return [("HSET", key, _LOST + table.encode(), partition)]
-
-    @staticmethod
-    def mark_damaged(key: bytes, ids: Mapping[str, set[int]]) -> list[Command]:
-        """The commands that note ids, of each table all whose records a writer found damaged; none: it has none."""
-        return [
-            ("HSET", key, _DAMAGED + table.encode(), np.array(sorted(some), "<i8").tobytes())
-            if some
-            else ("HDEL", key, _DAMAGED + table.encode())
-            for table, some in ids.items()
-        ]
 
 
 def sequence_of(value: bytes | None) -> int:

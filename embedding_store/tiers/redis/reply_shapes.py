@@ -159,6 +159,12 @@ def reply_error(what: str, line: str, url: RedisUrl) -> ElastableError:
     return kind(f"{what}: {line}{_login_advice(url, line)}{_server_advice(line)}")
 
 
+def refuse_errors(answers: Sequence[Reply], what: str, url: RedisUrl) -> None:
+    """Raises `reply_error` for the first error line among answers, and of an EXEC that is the last of them."""
+    if (error := first_error(answers)) is not None:
+        raise reply_error(what, error, url)
+
+
 def _login_advice(url: RedisUrl, error: str) -> str:
     """What to do about an error of a server that has to do with the login; "" for other errors."""
     user = f"user {url.username!r}" if url.username else "the default user"

@@ -34,7 +34,6 @@ eviction, a failover to a replica that lagged). An id without a field has no rec
 reads its initial value.
 """
 
-import binascii
 import re
 
 import numpy as np
@@ -48,7 +47,6 @@ SCHEMA = 3
 DEFAULT_NAMESPACE = "elastable"
 DEFAULT_PARTITIONS = 64
 MOST_PARTITIONS = 65_536
-HASH_SLOTS = 16_384
 STAMP = b"stamp"
 _STAMP_BITS = 20
 
@@ -99,13 +97,6 @@ def stamp_name(stamp: int) -> str:
     """What to call a write in messages."""
     number = stamp - first_stamp(sequence_of_stamp(stamp))
     return f"sequence {sequence_of_stamp(stamp)}" + (f" (write {number + 1})" if number else "")
-
-
-def hash_slot(key: bytes) -> int:
-    """The Cluster slot of a key: CRC16 (XMODEM) of its hash tag, modulo 16384."""
-    start = key.find(b"{")
-    stop = key.find(b"}", start + 1) if start >= 0 else -1
-    return binascii.crc_hqx(key[start + 1 : stop] if stop > start + 1 else key, 0) % HASH_SLOTS
 
 
 def check_partitions(partitions: int) -> int:

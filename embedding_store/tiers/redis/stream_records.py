@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import StoreBroken
 from elastable.embedding_store.log.contract import Buffer, LogEntry
-from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, header_of, parse_header
+from elastable.embedding_store.log.framing import HEADER_BYTES, Header, crc32_of, frame_header, header_of, parse_header
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, packed_command
 from elastable.embedding_store.tiers.redis.schema import log_key
@@ -66,12 +66,9 @@ class NewEntry:
         """Stream ids of its parts."""
         return [b"%d-%d" % (self.sequence, part) for part in range(max(1, -(-self.length // PART_BYTES)))]
 
-    def header(self) -> tuple[bytes, Header]:
-        """The header, as bytes and as values."""
-        crc32 = 0
-        for part in self.parts:
-            crc32 = crc32_of(part, crc32)
-        return self._header(crc32)
+    def header(self) -> Header | None:
+        """Its header."""
+        return parse_header(frame_header(self.sequence, self.version, self.parts, self.previous)[0])
 
     def requests(self, key: bytes) -> Iterator[tuple[list[Buffer], Header | None]]:
         """MULTI, one XADD a part, EXEC: the bytes to send, part by part, and with the last of them the header.
@@ -87,15 +84,9 @@ class NewEntry:
             if number < len(ids):
                 yield [*self._add(key, part_id, length, 9), *pieces, b"\r\n"], None
             else:
-                text, header = self._header(crc32)
+                text = header_of(self.sequence, self.version, self.length, crc32, self.previous)
                 sealed = b"\r\n$6\r\nheader\r\n$%d\r\n%b\r\n" % (len(text), text)
-                yield [*self._add(key, part_id, length, 11), *pieces, sealed, _EXEC], header
-
-    def _header(self, crc32: int) -> tuple[bytes, Header]:
-        header = header_of(self.sequence, self.version, self.length, crc32, self.previous)
-        values = parse_header(header)
-        assert values is not None
-        return header, values
+                yield [*self._add(key, part_id, length, 11), *pieces, sealed, _EXEC], parse_header(text)
 
     def _add(self, key: bytes, part_id: bytes, length: int, words: int) -> list[Buffer]:
         """An XADD up to where its payload begins."""
@@ -245,39 +236,27 @@ class StreamEnd:
         return cls(part.sequence, part.header.check, part.end, part.id)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnds:
-    """Both ends of a log.
-
-    Attributes:
-        first: Sequence number of the oldest entry; `end.last` + 1 where there is none.
-        begin: Bytes of all entries before that one.
-        end: The newest entry.
-    """
-
-    first: int = 1
-    begin: int = 0
-    end: StreamEnd = StreamEnd()
-
-
 def ends_questions(key: bytes) -> tuple[Command, Command]:
     """The commands whose answers `read_ends` reads."""
     return ("XRANGE", key, "-", "+", "COUNT", 1), ("XREVRANGE", key, "+", "-", "COUNT", 1)
 
 
-def read_ends(answers: Sequence[Reply], name: str) -> StreamEnds:
+def read_ends(answers: Sequence[Reply], name: str) -> tuple[int, int, StreamEnd]:
     """Both ends of a log, from the answers to `ends_questions`.
+
+    Returns:
+        The sequence number of its oldest entry (1 where there is none), the bytes of all before it, and its newest one.
 
     Raises:
         StoreBroken: the stream is not one of a log, or lacks the end of its newest entry.
     """
     oldest, newest = answers
     if not oldest or not newest:
-        return StreamEnds()
+        return 1, 0, StreamEnd()
     first, last = part_of(oldest[0], name), part_of(newest[0], name)
     if last.header is None:
         raise StoreBroken(f"{name} is corrupt at its end: no part of entry {last.sequence} is its last one")
-    return StreamEnds(first.sequence, first.begin, StreamEnd.of(last))
+    return first.sequence, first.begin, StreamEnd.of(last)
 
 
 # Reads the log of a store in Redis, some stream entries at a time
@@ -292,16 +271,12 @@ def stream_entries(topology: Topology, begin: bytes, end: bytes) -> Iterator[Rep
     """The stream entries from one id to another, as hiredis gives them; each round trip has its own deadline.
 
     Raises:
-        StoreBroken: the answer is no list of stream entries.
         StoreFailed, Unavailable, DeadlineExceeded: as `Topology.call`.
     """
     key = log_key(topology.url.namespace)
     while True:
         words = ("XRANGE", key, begin, end, "COUNT", _AT_ONCE)
         (found,) = topology.call([(key, words)], Deadline(topology.url.deadline))
-        for entry in found:
-            if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], bytes)):
-                raise StoreBroken(f"redis at {topology.url} answered XRANGE with {repr(entry)[:80]}")
         yield from found
         if len(found) < _AT_ONCE:
             return

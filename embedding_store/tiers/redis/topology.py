@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -12,6 +12,7 @@ import numpy as np
 import redis
 from redis import retry
 from redis.backoff import NoBackoff
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from elastable.embedding_store.contract.arrays import Int64
@@ -31,8 +32,14 @@ from elastable.embedding_store.tiers.redis.connection import (
     ConnectionPool,
     Deadline,
 )
-from elastable.embedding_store.tiers.redis.reply_shapes import Command, Reply, first_error, is_transient, reply_error
-from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
+from elastable.embedding_store.tiers.redis.reply_shapes import (
+    Command,
+    Reply,
+    first_error,
+    is_transient,
+    refuse_errors,
+    reply_error,
+)
 from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 # Long enough for a failover or a moving slot, and not for a server that is gone.
@@ -99,11 +106,13 @@ class Topology:
         """
         self.url = url
         self.pool = ConnectionPool(url, admit)
-        self._map = SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
+        self._map = SlotMap((), np.full(REDIS_CLUSTER_HASH_SLOTS, -1, np.int64))
         self._doubtful = False  # the last operation lost its server
         try:
             deadline = Deadline(url.deadline)
-            self._repeated(lambda: self.refresh(deadline), self._watched, deadline)
+            # Sentinels may soon name another server for the one that is away.
+            again = lambda error: bool(url.service) and isinstance(error, Unavailable)  # noqa: E731
+            self._repeated(lambda: self.refresh(deadline), again, deadline)
         except BaseException:
             self.pool.close()
             raise
@@ -132,23 +141,18 @@ class Topology:
 
     def _ask_master(self, address: Address, deadline: Deadline) -> "SlotMap":
         """Makes sure that the server which the Sentinels name is a master by now; it may not know yet."""
-        (answer,) = self.call_at(address, [("INFO", "replication")], deadline)
-        if isinstance(answer, hiredis.ReplyError):
-            raise reply_error(f"redis at {address} does not say what it is", str(answer), self.url)
-        if b"role:master" not in answer:
+        if server_facts(self, address, deadline, "replication").get("role") != "master":
             raise NotReady(f"redis at {address}, which the Sentinels of {self.url} name, is no master (yet)")
         return SlotMap.of_one(address)
 
     def _ask(self, address: Address, deadline: Deadline) -> "SlotMap":
         answer, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
-        if isinstance(answer, hiredis.ReplyError):
-            raise reply_error(f"redis at {address} does not say what it is", str(answer), self.url)
+        refuse_errors([answer], f"redis at {address} does not say what it is", self.url)
         if b"cluster_enabled:1" not in answer:
             if len(self.url.seeds) > 1:
                 raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
             return SlotMap.of_one(address)
-        if isinstance(ranges, hiredis.ReplyError):
-            raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
+        refuse_errors([ranges], f"redis at {address} does not tell its slots", self.url)
         return SlotMap.of_ranges(ranges, address)
 
     def call(self, commands: Sequence[tuple[bytes, Command]], deadline: Deadline) -> list[Reply]:
@@ -177,7 +181,7 @@ class Topology:
                         failures[item] = str(reply)
             return failures
 
-        slots = np.array([hash_slot(key) for key, _ in commands], np.int64)
+        slots = np.array([key_slot(key) for key, _ in commands], np.int64)
         self.complete(slots, attempt, deadline)
         return replies
 
@@ -204,12 +208,8 @@ class Topology:
         self.pool.give_back(connection)
 
     def address_of(self, key: bytes) -> Address:
-        """The server that owns a key, as far as that is known. Raises `NotReady` where none does."""
-        current = self._map
-        owner = int(current.owners[hash_slot(key)])
-        if owner < 0:
-            raise NotReady(f"hash slot {hash_slot(key)} is served by no node of the Cluster at {self.url}")
-        return current.nodes[owner]
+        """The server that owns a key, as far as that is known. Raises `Unavailable` where none does."""
+        return self._routes(np.array([key_slot(key)]), np.zeros(1, np.int64), {})[0].address
 
     def nodes(self) -> tuple[Address, ...]:
         """All servers that own slots."""
@@ -242,7 +242,9 @@ class Topology:
                 self._doubtful = False
             failures = attempt(self._routes(slots, todo, asked))
             if failures:
-                self._refuse_lasting(failures.values())
+                for line in failures.values():
+                    if not self.passes(line):
+                        raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
                 asked = {item: address_in(line) for item, line in failures.items() if line.startswith("ASK ")}
                 todo = np.array(sorted(failures), np.int64)
                 line = next(iter(failures.values()))
@@ -258,10 +260,6 @@ class Topology:
 
         self._repeated(attempt_round, again, deadline)
 
-    def _watched(self, error: Exception) -> bool:
-        """Whether Sentinels may soon name another server for the one that is away."""
-        return bool(self.url.service) and isinstance(error, Unavailable)
-
     def _repeated(self, attempt: Callable[[], None], again: Callable[[Exception], bool], deadline: Deadline) -> None:
         """Repeats some rounds; where Sentinels watch, until the deadline: a failover takes them seconds."""
         causes: list[Exception] = []
@@ -276,12 +274,6 @@ class Topology:
             if self.url.service and causes:
                 raise DeadlineExceeded(f"{error}; before that: {causes[-1]}") from causes[-1]
             raise
-
-    def _refuse_lasting(self, errors: Iterable[str]) -> None:
-        """Raises `StoreFailed` for the first error that another round would not mend."""
-        for line in errors:
-            if not self.passes(line):
-                raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
 
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""
@@ -299,6 +291,14 @@ class Topology:
     def close(self) -> None:
         """Closes all connections. Closing twice is harmless."""
         self.pool.close()
+
+
+def server_facts(topology: Topology, server: Address, deadline: Deadline, *sections: str) -> dict[str, str]:
+    """The fields of some sections of INFO. Raises `NotReady` and `StoreFailed` where the server refuses."""
+    answers = topology.call_at(server, [("INFO", section) for section in sections], deadline)
+    refuse_errors(answers, f"redis at {server} does not say what it is", topology.url)
+    lines = (line.partition(":") for line in b"\r\n".join(answers).decode("utf-8", "replace").splitlines())
+    return {name: value for name, _, value in lines}
 
 
 # Sentinels asked for the master that they watch, through redis-py
@@ -365,13 +365,13 @@ class SlotMap:
     @classmethod
     def of_one(cls, address: Address) -> Self:
         """One server owns every slot."""
-        return cls((address,), np.zeros(HASH_SLOTS, np.int64))
+        return cls((address,), np.zeros(REDIS_CLUSTER_HASH_SLOTS, np.int64))
 
     @classmethod
     def of_ranges(cls, ranges: Reply, asked: Address) -> Self:
         """Reads the reply to CLUSTER SLOTS; a node that does not know its own host is the one asked."""
         nodes: dict[Address, int] = {}
-        owners = np.full(HASH_SLOTS, -1, np.int64)
+        owners = np.full(REDIS_CLUSTER_HASH_SLOTS, -1, np.int64)
         for first, last, (host, port, *_), *_ in ranges:
             name = (host or b"").decode(errors="replace")
             address = Address(name if name not in ("", "?") else asked.host, int(port))

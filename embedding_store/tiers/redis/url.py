@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import parse_qsl, unquote
@@ -100,7 +99,7 @@ class RedisUrl:
             username=username,
             password=password,
             service=options.get("service", ""),
-            sentinel_login=login_of_environment(of="SENTINEL") if sentinels else ("", ""),
+            sentinel_login=login_of_environment("SENTINEL") if sentinels else ("", ""),
             db=_number("database", path.strip("/") or "0"),
             tls=scheme.startswith("rediss"),
             ca=options.get("ca", ""),
@@ -167,18 +166,19 @@ def _seconds(text: str) -> float:
 FILE_VARIABLE = "ELASTABLE_REDIS_PASSWORD_FILE"
 
 
-def login_of_environment(environment: Mapping[str, str] = os.environ, of: str = "REDIS") -> tuple[str, str]:
+def login_of_environment(of: str = "REDIS") -> tuple[str, str]:
     """User and password of the servers, "" for what is not set.
 
+    `ELASTABLE_REDIS_USER`, `ELASTABLE_REDIS_PASSWORD` and `ELASTABLE_REDIS_PASSWORD_FILE` count.
+
     Args:
-        environment: `ELASTABLE_REDIS_USER`, `ELASTABLE_REDIS_PASSWORD` and `ELASTABLE_REDIS_PASSWORD_FILE` count.
         of: "SENTINEL": likewise of the Sentinels, which may have another login than the servers or none.
 
     Raises:
         BadInput: the password is given twice, or its file cannot be read.
     """
     password_name, file_name = f"ELASTABLE_{of}_PASSWORD", f"ELASTABLE_{of}_PASSWORD_FILE"
-    user, password, file = (environment.get(name, "") for name in (f"ELASTABLE_{of}_USER", password_name, file_name))
+    user, password, file = (os.environ.get(name, "") for name in (f"ELASTABLE_{of}_USER", password_name, file_name))
     if password and file:
         raise BadInput(f"{password_name} and {file_name} are both set: set one of them")
     if file:

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 import tempfile
 import uuid
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import UInt8
+from elastable.embedding_store.support.checked_files import open_regular
 
 Part = memoryview
 """Contiguous bytes that are written one after the other."""
@@ -119,14 +119,10 @@ class LocalFiles(CheckpointFiles):
             return {}
 
     def read(self, path: str, most: int | None = None) -> UInt8:
-        # Not through a link, and not from a pipe, for which opening would wait.
-        number = os.open(self._home / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(number, "rb", buffering=0) as file:
-            status = os.fstat(number)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", str(self._home / path))
-            refuse_more(path, status.st_size, most)
-            content = np.empty(status.st_size, np.uint8)
+        with open(open_regular(self._home / path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            refuse_more(path, size, most)
+            content = np.empty(size, np.uint8)
             done = 0
             # Pages that are new are zeroed first: by pieces they are still in the cache when they are filled.
             while got := file.readinto(content.data[done : done + _MOST_AT_ONCE]):

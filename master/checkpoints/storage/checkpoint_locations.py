@@ -72,10 +72,8 @@ def claimed_checkpoints(place: str | Path) -> Iterator[None]:
             f"another job that runs now writes its checkpoints there: {error}; give this one another directory, let it "
             "write next to them with --overwrite, or take the job over with --take-over"
         ) from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def checkpoint_names(files: CheckpointFiles) -> list[str]:

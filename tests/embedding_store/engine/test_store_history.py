@@ -20,7 +20,7 @@ from elastable.embedding_store import Commit, EmbeddingStore, MemoryStore
 from elastable.embedding_store.engine import staged_commit, store_history
 from elastable.embedding_store.engine.store_history import StoreHistory
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreBroken, StoreFailed, Unavailable
-from elastable.embedding_store.log import base_file
+from elastable.embedding_store.log import segment
 from tests.contracts.store_history import (
     MOST,
     SPECS,
@@ -163,7 +163,7 @@ def test_a_base_replaces_the_log_before_it(tmp_path: Path) -> None:
 
 
 def test_a_pin_has_what_changed_by_hand_since_its_base_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, real = threading.Event(), base_file.write_base
+    held, real = threading.Event(), segment.write_base
 
     def write(*base: Any) -> Any:
         held.wait(60)

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.log import file_log as reserved_blocks
-from elastable.embedding_store.log.base_file import write_base
 from elastable.embedding_store.log.changes import ClearTable, encode_change
 from elastable.embedding_store.log.file_log import BackgroundSync, FileLog
 from elastable.embedding_store.log.framing import HEADER_BYTES, MAGIC, crc32_of, header_of, next_intact
 from elastable.embedding_store.log.inspection import inspect_log
-from elastable.embedding_store.log.segment import segment_name
+from elastable.embedding_store.log.segment import segment_name, write_base
 from tests.embedding_store.log.log_places import read
 from tests.waiting import until
 

@@ -31,14 +31,15 @@ def test_one_that_everybody_may_read_is_warned_of(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o602, 0o666])
-def test_one_that_others_may_change_is_refused(tmp_path: Path, mode: int) -> None:
+def test_one_that_others_may_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
     file = secret(tmp_path, mode)
+    monkeypatch.setenv("ELASTABLE_REDIS_PASSWORD_FILE", str(file))
     with pytest.raises(BadInput, match=f"the token: .* may be changed by others .mode {mode:04o}.*chmod 600"):
         read_secret(file, "the token")
     with pytest.raises(BadInput, match=r"ELASTABLE_TOKEN_FILE.*may be changed by others"):
         Credentials.from_environment({"ELASTABLE_TOKEN_FILE": str(file)})
     with pytest.raises(BadInput, match=r"ELASTABLE_REDIS_PASSWORD_FILE.*may be changed by others"):
-        login_of_environment({"ELASTABLE_REDIS_PASSWORD_FILE": str(file)})
+        login_of_environment()
 
 
 def test_what_is_no_secret_is_refused(tmp_path: Path) -> None:

@@ -428,24 +428,15 @@ def test_a_disk_that_may_forget_is_not_trusted_again(saved: Path, monkeypatch: p
 def test_what_is_no_record_is_refused_before_anything_is_written(saved: Path) -> None:
     good = records("t", IDS[:2], POSITIONS[:2], np.zeros((2, 264), np.uint8))
     with FileTier(saved) as tier:
-        for bad in (
-            records("t", [1, 2], [0, 1], 263),
-            records("t", [1, 2], [0, 1], 265),
-            records("t", [1], [0, 1], np.zeros((2, 264), np.uint8)),
-            records("t", [1, 2], [-1, 1], 264),
-            records("t", [1, 2], [2**40, 1], 264),
-            records("t", [1], [0], np.zeros((1, 264), np.uint8).astype(np.int8)),
-        ):
+        for bad in (records("t", [1, 2], [-1, 1], 264), records("t", [1, 2], [2**40, 1], 264)):
             with pytest.raises(BadInput, match="table 't'"):
                 tier.write([good, bad], {"t": (IDS[4:5], POSITIONS[4:5])}, 8)
         with pytest.raises(BadInput, match="have reached sequence 7, got 6"):
             tier.write([good], {}, 6)
-        for wrong in (records("t", [1], [-1], 264), records("t", [1], [0], 265)):
-            with pytest.raises(BadInput, match="table 't'"):
-                tier.read([wrong])
-        for table in (TierTable("u", 0), TierTable("u", 1 << 30), TierTable("u", 4, first_bytes=5)):
-            with pytest.raises(BadInput, match="table 'u'"):
-                tier.create(table)
+        with pytest.raises(BadInput, match="table 't'"):
+            tier.read([records("t", [1], [-1], 264)])
+        with pytest.raises(BadInput, match="table 'u'"):
+            tier.create(TierTable("u", 1 << 30))
         assert (everything(tier, "t"), tier.sequence) == (ALL, 7)
 
 

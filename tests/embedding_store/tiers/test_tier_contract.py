@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from elastable.embedding_store.contract.tier import Tier, TierTable
-from elastable.embedding_store.errors import SpecConflict, TableNotFound
+from elastable.embedding_store.contract.tier import Records, Tier, TierTable
+from elastable.embedding_store.errors import BadInput, SpecConflict, TableNotFound
 from tests.embedding_store.tiers.tier_places import (
     Place,
     dict_places,
@@ -229,6 +230,37 @@ def test_tables_that_are_not_there_are_named(place: Place) -> None:
         ):
             with pytest.raises(TableNotFound, match="no such"):
                 use()
+
+
+@pytest.mark.parametrize("table", [("u", 0), ("u", 4, b"", 5), (["u"], 4)])
+def test_a_table_that_cannot_be_is_refused(table: tuple[Any, ...]) -> None:
+    with pytest.raises(BadInput, match="'u'"):
+        TierTable(*table)
+
+
+def test_what_is_no_record_is_refused_before_anything_is_written(outside: Place) -> None:
+    ids, rows = np.arange(40), np.ones((40, 16), np.uint8)
+    good = Records("t", ids, ids, rows)
+    with outside.open() as tier:
+        tier.create(TierTable("t", 16))
+        for bad in (
+            replace(good, rows=rows[:, :15]),
+            replace(good, rows=np.ones((40, 17), np.uint8)),
+            replace(good, rows=rows[:-1]),
+            replace(good, rows=rows.astype(np.int8)),
+            replace(good, rows=np.asfortranarray(rows)),
+            replace(good, rows=rows.reshape(-1)),
+            replace(good, positions=ids[1:]),
+            replace(good, ids=ids.astype(np.int32)),
+        ):
+            with pytest.raises(BadInput, match=r"table 't': .* must be int64 \[40\] and C-contiguous uint8 \[40, 16\]"):
+                tier.write([good, bad], {}, 1)
+        with pytest.raises(BadInput, match=r"uint8 \[40, at most 16\]"):
+            tier.read([replace(good, rows=np.zeros((40, 17), np.uint8))])
+        for block_rows, width in ((0, None), (1, -1), (1, 17)):
+            with pytest.raises(BadInput, match=f"block_rows={block_rows} must be at least 1"):
+                tier.scan("t", block_rows, width)
+        assert (everything(tier, "t"), tier.sequence) == ({}, 0)
 
 
 def test_many_records_in_any_order(place: Place) -> None:

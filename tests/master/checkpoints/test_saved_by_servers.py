@@ -196,6 +196,25 @@ def test_changes_of_a_checkpoint_that_failed_are_in_the_next_one(tmp_path: Path)
         assert restored(newest) == rows(job.alone)
 
 
+def test_changes_of_two_that_failed_the_later_begun_before_the_first_did_are_in_the_next_one(tmp_path: Path) -> None:
+    with served(2) as (_, store):
+        job = Job(store, tmp_path)
+        job.train(range(300))
+        job.begin()()
+        failing = []
+        for row in (1, 2):
+            job.train([row])
+            pin = store.pin(store.version())
+            failing.append(begun(job.series, pin))
+            pin.close()
+        for write in failing:
+            with pytest.raises(ElastableError):
+                write()
+        job.train([3])
+        job.begin()()
+        assert restored(open_checkpoint(tmp_path)) == rows(job.alone)
+
+
 def test_a_folder_that_a_server_does_not_share_is_named_before_training(tmp_path: Path) -> None:
     class Elsewhere(LocalFiles):
         """The disk of another host has this path, too."""

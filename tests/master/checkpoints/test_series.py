@@ -1,11 +1,12 @@
 """Increments hold what changed since the checkpoint before, and with what they build upon they are the whole."""
 
+import errno
 import json
 import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fsspec
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -25,7 +26,7 @@ from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
-from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles, Part
 from elastable.master.checkpoints.storage.checkpoint_locations import files_at, version_named
 from tests.file_stores import file_store
 from tests.master.checkpoints.jobs import (
@@ -193,6 +194,35 @@ def test_one_begun_before_another_failed_is_full(tmp_path: Path) -> None:
         found = open_checkpoint(second())
         assert found.manifest.kind == "full"
         assert restored(found) == rows(store)
+
+
+def test_the_next_one_holds_what_is_in_one_that_was_written_and_could_not_be_read_again(tmp_path: Path) -> None:
+    class Unreadable(LocalFiles):
+        """Fails once a checkpoint has been written."""
+
+        fails = unreadable = False
+
+        def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
+            super().commit(draft, name, manifest)
+            self.unreadable = self.fails
+
+        def read(self, path: str, most: int | None = None) -> UInt8:
+            if self.unreadable:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(path, most)
+
+    files = Unreadable(tmp_path)
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(files, store)
+        job.train(6, most=500)
+        job.save()
+        for files.fails in (True, False):
+            job.train(1)
+            if files.fails:
+                with pytest.raises(CheckpointError, match="Input/output error"):
+                    job.save()
+            files.unreadable = False
+        assert restored(job.save()) == rows(store)
 
 
 @pytest.mark.parametrize("another", [False, True])
@@ -417,35 +447,34 @@ def ids_of(changes: Changes, table: str, most: int = 7) -> list[int] | None:
     most=st.integers(1, 90),
 )
 def test_every_id_once_also_of_checkpoints_that_failed(steps: list[tuple[list[int], bool]], most: int) -> None:
-    """What several failed ones had taken is given back by their threads while further ids are added."""
+    """What several failed ones had taken is taken again; one that was written is forgotten while ids are added."""
     with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
-        dirty, failed, expected = DirtyRows(store), list[Changes](), set[int]()
-        for batch, fails in [*steps, ([], False), ([], False)]:
-            threads = [threading.Thread(target=dirty.give_back, args=(one,)) for one in failed if not fails]
-            for thread in threads:
-                thread.start()
+        dirty, base, expected = DirtyRows(store, b"0"), b"0", set[int]()
+        for number, (batch, fails) in enumerate([*steps, ([], False), ([], False)], 1):
+            forgetting = threading.Thread(target=dirty.forget, args=(base if number % 2 else b"another",))
+            forgetting.start()
             dirty.add(updates(fixed=batch, dynamic=[-one for one in batch]))
-            for thread in threads:
-                thread.join(60)
+            forgetting.join(60)
             expected |= set(batch)
-            taken = dirty.take(0)
-            failed = [*failed, taken] if fails else []
+            taken = dirty.take(mark := b"%d" % number, base)
+            assert ids_of(taken, "fixed", most) == sorted(expected)
+            assert ids_of(taken, "dynamic", most) == sorted(-one for one in expected)
             if not fails:
-                assert ids_of(taken, "fixed", most) == sorted(expected)
-                assert ids_of(taken, "dynamic", most) == sorted(-one for one in expected)
+                base = mark
                 expected.clear()
+        assert ids_of(dirty.take(b"asked", b"unknown"), "fixed") is None, "any row may have changed since another one"
+        assert ids_of(dirty.take(b"again", b"asked"), "fixed") == []
 
 
 def test_the_table_that_takes_the_most_memory_is_given_up() -> None:
     small = TableSpec("small", 1, 64)
     with created(MemoryStore(threads=1), [DYNAMIC, small]) as store:
-        dirty = DirtyRows(store, most_bytes=200_000)
+        dirty = DirtyRows(store, b"0", most_bytes=200_000)
         dirty.add(updates(dynamic=list(range(20_000)), small=[5]))
         assert dirty.bytes < 200_000
-        taken = dirty.take(1)
+        taken = dirty.take(b"1", b"0")
         assert ids_of(taken, "dynamic") is None
         assert ids_of(taken, "small") == [5]
+        assert ids_of(dirty.take(b"2", b"0"), "dynamic") is None
         dirty.add(updates(dynamic=[1]))
-        assert ids_of(dirty.take(2), "dynamic") == [1]
-        dirty.give_back(taken)
-        assert ids_of(dirty.take(2), "dynamic") is None
+        assert ids_of(dirty.take(b"3", b"2"), "dynamic") == [1]

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import redis
+from redis.crc import key_slot
 
 from elastable.embedding_store import Commit, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.schema import (
     check_namespace,
-    hash_slot,
     partition_of,
     rows_key,
 )
@@ -38,7 +38,7 @@ def test_partitions_are_even() -> None:
 def test_hash_slot_is_the_servers(redis_cluster_url: str, key: bytes) -> None:
     port = int(redis_cluster_url.rsplit(":", 1)[1])
     with redis.Redis(port=port) as client:
-        assert hash_slot(key) == client.execute_command("CLUSTER KEYSLOT", key)
+        assert key_slot(key) == client.execute_command("CLUSTER KEYSLOT", key)
 
 
 def test_a_row_is_found_by_the_schema_alone(redis_url: str) -> None:

@@ -7,11 +7,12 @@ import pytest
 import redis
 
 from elastable.embedding_store.contract.tier import Records, TierTable
-from elastable.embedding_store.errors import BadInput, StoreBroken, TakenOver, Unsupported
+from elastable.embedding_store.errors import StoreBroken, TakenOver, Unsupported
 from elastable.embedding_store.tiers.redis import record_transfer as record_scan
 from elastable.embedding_store.tiers.redis.connection import Deadline
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
 from elastable.embedding_store.tiers.redis.reply_shapes import Command
+from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
 from elastable.embedding_store.tiers.redis.topology import Topology
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, changed, read_back, rows_of
 
@@ -93,6 +94,22 @@ def test_a_reader_meets_a_table_that_was_made_anew(tier: RedisTier, node_or_clus
         assert sum(len(block.ids) for block in reader.scan("t")) == 3
 
 
+def test_damage_goes_with_its_table(tier: RedisTier, node_or_cluster_url: str) -> None:
+    tier.write(changed(1), {}, 1)
+    key = rows_key("elastable", "t", int(partition_of(IDS[3:4], 16)[0]))
+    tier._place.topology.call([(key, ("HSET", key, IDS[3].tobytes(), bytes(24)))], tier._place.deadline())
+    with pytest.raises(StoreBroken, match="those of ids 3 "):
+        read_back(tier)
+    for anew in (False, True):
+        if anew:
+            tier.drop("t")
+            tier.create(TABLE)
+        tier.put_state(b"")
+        with RedisTier(node_or_cluster_url) as later:
+            assert set(later.tables()) == {"t"}
+            assert later.doubtful("t").tolist() == ([] if anew else [3])
+
+
 def test_a_state_is_checked(tier: RedisTier) -> None:
     tier.put_state(b"first")
     call(tier, "HSET", "{elastable}:tier:state", "state", b"x")
@@ -121,15 +138,6 @@ def test_opening_and_reading_take_nothing_over(tier: RedisTier, node_or_cluster_
         with pytest.raises(TakenOver, match="was taken over"):
             refused()
     np.testing.assert_array_equal(read_back(tier), rows_of(3))
-
-
-def test_rows_of_another_shape_are_refused(tier: RedisTier) -> None:
-    for rows in (rows_of(1)[:, :15], rows_of(1)[:-1], np.asfortranarray(rows_of(1))):
-        with pytest.raises(BadInput, match=r"must be C-contiguous uint8 \[400, 16\]"):
-            tier.write([Records("t", IDS, IDS, rows)], {}, 1)
-    with pytest.raises(BadInput, match=r"uint8 \[400, at most 16\]"):
-        tier.read([Records("t", IDS, IDS, np.zeros((400, 17), np.uint8))])
-    assert tier.sequence == 0
 
 
 @pytest.mark.parametrize("schema", [2, 4])

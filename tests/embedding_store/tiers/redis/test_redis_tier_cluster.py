@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from redis.crc import key_slot
 
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.schema import hash_slot, rows_key, tier_state_key
+from elastable.embedding_store.tiers.redis.schema import rows_key, tier_state_key
 from tests.embedding_store.tiers.redis.tier_samples import IDS, begin, changed, read_back, rows_of
 from tests.servers import Server
 
@@ -71,7 +72,7 @@ def tier(redis_cluster_url: str) -> Iterator[RedisTier]:
 
 @pytest.fixture
 def migration(redis_cluster_nodes: list[Server]) -> Iterator[Migration]:
-    migration = Migration(redis_cluster_nodes, hash_slot(rows_key("elastable", "t", 11)))
+    migration = Migration(redis_cluster_nodes, key_slot(rows_key("elastable", "t", 11)))
     yield migration
     migration.finish()
     migration.close()
@@ -118,7 +119,7 @@ def test_a_slot_that_moves_while_rows_are_written_and_read(tier: RedisTier, migr
 def test_the_slot_of_the_registry_moves(tier: RedisTier, redis_cluster_nodes: list[Server]) -> None:
     """With the owner's key, the state and the log."""
     tier.put_state(b"one")
-    migration = Migration(redis_cluster_nodes, hash_slot(tier_state_key("elastable")))
+    migration = Migration(redis_cluster_nodes, key_slot(tier_state_key("elastable")))
     try:
         migration.begin()
         assert tier.state() == b"one"
@@ -139,7 +140,7 @@ def test_the_slot_of_the_registry_moves(tier: RedisTier, redis_cluster_nodes: li
 
 def test_a_state_is_put_while_its_slot_moves(tier: RedisTier, redis_cluster_nodes: list[Server]) -> None:
     """WATCH, MULTI and EXEC meet keys of which some have moved: they are tried until the slot has an owner again."""
-    migration = Migration(redis_cluster_nodes, hash_slot(tier_state_key("elastable")))
+    migration = Migration(redis_cluster_nodes, key_slot(tier_state_key("elastable")))
     try:
         migration.begin()
         migration.move(tier_state_key("elastable"))

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
+from redis.crc import key_slot
 
 from elastable.embedding_store.contract.tier import Records
 from elastable.embedding_store.errors import StoreBroken, StoreFailed, TakenOver
 from elastable.embedding_store.tiers.redis.record_transfer import LostPartition
 from elastable.embedding_store.tiers.redis.redis_tier import RedisTier
-from elastable.embedding_store.tiers.redis.schema import hash_slot, partition_of, rows_key
+from elastable.embedding_store.tiers.redis.schema import partition_of, rows_key
 from tests.embedding_store.tiers.redis.tier_samples import IDS, TABLE, begin, changed, read_back, rows_of
 from tests.servers import Server
 
@@ -136,7 +137,7 @@ def test_a_node_of_a_cluster_that_was_flushed(redis_cluster_nodes: list[Server],
     with RedisTier(redis_cluster_url) as tier:
         begin(tier)
         tier.put_state(b"one")
-    home = hash_slot(b"{elastable}") * 3 // 16_384
+    home = key_slot(b"{elastable}") * 3 // 16_384
     for number, server in enumerate(redis_cluster_nodes):
         if number != home:
             with server.client() as client:
