@@ -62,9 +62,11 @@ def lower() -> keras.callbacks.Callback:
 def test_two_days_are_one(day_one: Path, tmp_path: Path) -> None:
     one = model()
     et.fit(one, et.PartsReader([day(1, 60), day(2, 45)]), callbacks=[lower()], **SETTINGS)
-    for in_place in (False, True):
-        url = f"memory?log={shutil.copytree(day_one, tmp_path / str(in_place))}"
+    for in_place, trained in ((False, False), (True, False), (True, True)):
+        url = f"memory?log={shutil.copytree(day_one, tmp_path / f'{in_place}-{trained}')}"
         two = model()
+        if trained:
+            et.fit(two, day(3, 16), **SETTINGS)  # of which nothing is to be left
         history = et.fit(two, day(2, 45), store=url if in_place else None, continue_from=url, **SETTINGS)
         assert history.epoch == [0]
         for ours, theirs in zip(numbers(two), numbers(one), strict=True):
