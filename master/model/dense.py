@@ -15,7 +15,7 @@ import numpy as np
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
-from elastable.master.backend.contract import BackendTensor, backend
+from elastable.master.backend.contract import BackendTensor, backend, take_statistics
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
 from elastable.master.model.dense_names import NAMES, keys_by_name, names_tensor, renumbered, saved_names
 from elastable.master.model.discovery import store_backed_layers, table_optimizers
@@ -64,7 +64,7 @@ class DenseTensors(DensePart):
         self._table_optimizers = table_optimizers(model)
         self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
         self._names = tuple(spec.name for spec in self.variables), tuple(spec.name for spec in self.states)
-        self._kinds = [type(each) for each in (model, *model._flatten_layers())]
+        self._layers = [model, *model._flatten_layers()]
         self.frozen_tables: tuple[str, ...] = ()
         self._flags = b""
 
@@ -101,7 +101,7 @@ class DenseTensors(DensePart):
     def names(self) -> dict[str, str]:
         """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class and what it belongs to."""
         found, own = {}, dict[int, str]()
-        paths = renumbered((each.path for each in self._weights), self._kinds)
+        paths = renumbered((each.path for each in self._weights), map(type, self._layers))
         for number, optimizer in enumerate(self._own_optimizers):
             kind = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
             for variable in optimizer.variables:
@@ -198,6 +198,7 @@ class DenseTensors(DensePart):
                 )
         for key, variable in targets.items():
             backend().assign(variable, values[key])
+        take_statistics(self._layers)
 
     def _by_key(self) -> dict[str, keras.Variable]:
         optimizers = self._table_optimizers.values()

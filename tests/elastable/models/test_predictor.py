@@ -63,10 +63,12 @@ def model(**table: Keyword) -> keras.Model:
         "seen": keras.Input((3,), dtype="int64", name="seen"),
         "age": keras.Input((2,), name="age"),
     }
+    scaled = keras.layers.Normalization()
+    scaled.adapt(3.0 * X["age"])
     parts = [
         et.Embedding(None, 4, combiner="mean", name="any", **table)(given["ids"]),
         keras.layers.Flatten()(keras.layers.Embedding(40, 8, name="large")(given["seen"])),
-        keras.layers.BatchNormalization()(given["age"]),
+        keras.layers.BatchNormalization()(scaled(given["age"])),
     ]
     hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(8, "relu")(keras.layers.Concatenate()(parts)))
     made = keras.Model(given, [keras.layers.Dense(1, name="click")(hidden), keras.layers.Dense(2, name="more")(hidden)])

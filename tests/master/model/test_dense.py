@@ -95,6 +95,19 @@ def test_frozen_layers_are_states() -> None:
     assert (len(dense.variables), len(dense.states)) == (2, 4)
 
 
+def test_restored_statistics_are_those_that_are_computed_with() -> None:
+    states, layers = [], []
+    for scale in (1.0, 7.0):
+        layers.append(keras.layers.Normalization())
+        layers[-1].adapt(scale * np.arange(8, dtype=np.float32).reshape(4, 2))
+        model = keras.Sequential([keras.Input((2,)), layers[-1], keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        states.append(DenseState(model))
+    states[1].restore(states[0].tensors())
+    x = np.ones((1, 2), np.float32)
+    np.testing.assert_array_equal(layers[1](x), layers[0](x))
+
+
 def test_counters_of_another_width_are_restored_if_they_fit() -> None:
     """Keras counts steps with 32 bits on JAX."""
     dense = DenseState(small_model())
