@@ -227,7 +227,7 @@ def array_backend() -> ArrayBackend:
 
 
 def take_statistics(layers: Iterable[keras.Layer]) -> None:
-    """Has layers that compute with tensors made of their weights make them of those that were assigned, as Keras does."""
+    """Has layers that compute with tensors made of their weights make them of what was assigned, as Keras does."""
     for layer in layers:
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()

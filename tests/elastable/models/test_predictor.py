@@ -133,6 +133,15 @@ def test_every_output_has_the_name_that_a_saved_model_gives_it(tmp_path: Path, k
         np.testing.assert_allclose(said[name], values, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sequential_model_is_served(tmp_path: Path) -> None:
+    made = keras.Sequential([et.Embedding(None, 4, combiner="sum"), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    et.fit(made, X["ids"], Y, store=f"memory?log={tmp_path}", verbose=0)
+    with Predictor(f"memory?log={tmp_path}") as found:
+        said, _ = found.predict({found.inputs[0].name: X["ids"]})
+    np.testing.assert_allclose(said["output_0"], made.predict(X["ids"], verbose=0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("settings", [{"lazy": False}, {"eviction": et.EvictionSpec(max_age=4)}, {"dtype": "bfloat16"}])
 def test_rows_that_move_go_and_are_rounded(url: str, settings: Keywords) -> None:
     lazy: Keywords = {"lazy": False} if "lazy" in settings else {}
