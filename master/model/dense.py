@@ -17,7 +17,7 @@ from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.backend.contract import BackendTensor, backend, take_statistics
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.model.dense_names import NAMES, keys_by_name, names_tensor, renumbered, saved_names
+from elastable.master.model.dense_names import NAMES, comparable, keys_by_name, names_tensor, renumbered, saved_names
 from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
     accumulation_of,
@@ -96,26 +96,30 @@ class DenseTensors(DensePart):
 
     @cached_property
     def _key_names(self) -> Tensor:
-        return names_tensor(self.names())
+        return names_tensor(self.names(), self._counted())
+
+    def _counted(self) -> dict[str, str]:
+        return renumbered((each.path for each in self._weights), map(type, self._layers))
 
     def names(self) -> dict[str, str]:
         """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class and what it belongs to."""
         found, own = {}, dict[int, str]()
-        paths = renumbered((each.path for each in self._weights), map(type, self._layers))
         for number, optimizer in enumerate(self._own_optimizers):
             kind = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
             for variable in optimizer.variables:
                 name = variable.path.partition("/")[2]
                 flat = (each.path for each in self.trained if name.startswith(f"{each.path.replace('/', '_')}_"))
                 owner = max(flat, key=len, default="")
-                own[id(variable)] = f"{kind}/{paths[owner]}:{name[len(owner) + 1 :]}" if owner else f"{kind}/{name}"
-        tables = iter(self._table_optimizers)
+                own[id(variable)] = f"{kind}/{owner}:{name[len(owner) + 1 :]}" if owner else f"{kind}/{name}"
+        tables = iter(
+            [name for name, each in self._table_optimizers.items() if isinstance(each._learning_rate, keras.Variable)]
+        )
         for key, variable in self._by_key().items():
             kind = key.partition("/")[0]
             if kind == "table_learning_rates":
                 found[key] = f"learning rate of {next(tables)}"
             else:
-                found[key] = own[id(variable)] if kind == "optimizer" else paths[variable.path]
+                found[key] = own[id(variable)] if kind == "optimizer" else variable.path
         return found
 
     def from_names(
@@ -134,7 +138,8 @@ class DenseTensors(DensePart):
             CheckpointError: a variable that is saved is missing here, has another shape or dtype, or the optimizer is
                 another one.
         """
-        ours, theirs, current = self.names(), saved_names(saved), self.tensors()
+        ours, theirs = comparable(self.names(), self._counted(), *saved_names(saved))
+        current = self.tensors()
         if absent := sorted(theirs.keys() - saved.keys()):
             raise CheckpointError(f"{theirs[absent[0]]} ({absent[0]}) is named, and its values are missing")
         same = keys_by_name(ours, theirs)
