@@ -105,8 +105,10 @@ class DenseTensors(DensePart):
         """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class and what it belongs to."""
         found, own = {}, dict[int, str]()
         for number, optimizer in enumerate(self._own_optimizers):
-            kind = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
+            inner = {id(variable) for variable in inner_optimizer(optimizer).variables}
             for variable in optimizer.variables:
+                of = inner_optimizer(optimizer) if id(variable) in inner else optimizer  # which counts steps, too
+                kind = f"{type(of).__name__}{f'-{number}' if number else ''}"
                 name = variable.path.partition("/")[2]
                 flat = (each.path for each in self.trained if name.startswith(f"{each.path.replace('/', '_')}_"))
                 owner = max(flat, key=len, default="")

@@ -95,6 +95,16 @@ def test_frozen_layers_are_states() -> None:
     assert (len(dense.variables), len(dense.states)) == (2, 4)
 
 
+def test_a_loss_scale_is_continued_by_name() -> None:
+    models = [keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]) for _ in range(2)]
+    for model in models:
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=8.0), "mse")
+    first, other = map(DenseState, models)
+    first.overflow(())
+    other.restore(other.from_names(first.tensors())[0])
+    assert float(models[1].optimizer.dynamic_scale) == 4.0
+
+
 def test_restored_statistics_are_those_that_are_computed_with() -> None:
     states, layers = [], []
     for scale in (1.0, 7.0):
