@@ -1,6 +1,6 @@
 """Puts the parts of a job together: a model's step, its tables, the stores that hold them, its dense part."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +91,13 @@ class Assembly:
             # They are variables now.
             self.steps = None if self._spec is None else plan_step(self.model, self._spec)
 
-    def fill(self, held: EmbeddingStore, version: int, given: Mapping[str, Float32] | None = None) -> None:
+    def fill(
+        self,
+        held: EmbeddingStore,
+        version: int,
+        given: Mapping[str, Float32] | None = None,
+        others: Container[str] = (),
+    ) -> None:
         """Makes the tables, fills them, and attaches the model's layers.
 
         Rows come from where the layers read them before, with their slots where the very same optimizer trains on; a
@@ -102,6 +108,7 @@ class Assembly:
             version: That it is at then.
             given: Table name -> float32 `[vocabulary, dim]`: rows to begin with, of tables that are in no store yet;
                 None: those that the layers have.
+            others: Tables whose rows are another job's: they are made, and stay as they are.
 
         Raises:
             SpecConflict: the store has a table of that name with another spec.
@@ -121,6 +128,8 @@ class Assembly:
         for name, spec in self.tables.items():
             held.create_table(as_there(spec, there.get(name)))
         for name, spec in self.tables.items():
+            if name in others:
+                continue
             if name in before:
                 layer, source, optimizer = before[name]
                 goes_on = layer.trained_by(optimizer)
@@ -129,7 +138,7 @@ class Assembly:
             elif name in given:
                 held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
         for layer, optimizer in self.trained_layers():
-            if not layer.trained_by(optimizer):
+            if layer.table_name not in others and not layer.trained_by(optimizer):
                 _take_slots(optimizer, layer, held)
         if held.version() != version:
             held.reset_version(version)

@@ -111,12 +111,12 @@ def prepare_job(options: JobOptions, credentials: Credentials | None = None) -> 
     train, parts = _parts(file, options)
     model = parts.model
     refuse_slots_left_out(model)
-    warm = _warm_start(model, options)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(parts.tables, locations.settings))
     if options.locations is not None and options.store.startswith(SERVERS):
         refuse_beside_servers(options.locations, locations, places, options.store)
     parts.place(places)
+    warm = _warm_start(parts, options)
     readers = {TaskKind.TRAIN: train}
     if (validation := file.reader("validation")) is not None:
         readers[TaskKind.EVALUATE] = validation
@@ -226,12 +226,22 @@ def _continued(
     return begin
 
 
-def _warm_start(model: keras.Model, options: JobOptions) -> Checkpoint | None:
-    """The checkpoint of `--warm-start`. Raises `BadInput` where model() gives rows of the same tables, too."""
+def _warm_start(parts: Assembly, options: JobOptions) -> Checkpoint | None:
+    """The checkpoint of `--warm-start`.
+
+    Raises:
+        BadInput: model() gives rows of the same tables, too, or one of them stays on the workers.
+    """
     if options.warm_start is None:
         return None
     warm = open_checkpoint(options.warm_start)
-    both = set(tables_given(store_layers(model))) & set(options.warm_tables or warm.manifest.tables)
+    wanted = set(options.warm_tables or warm.manifest.tables)
+    if kept := wanted.intersection(parts.on_worker):
+        raise BadInput(
+            f"--warm-start {options.warm_start}: table {', '.join(sorted(kept))} stays on the workers, as a variable, "
+            "and takes no rows: place it in a store (--locations), or name the other tables by --warm-tables"
+        )
+    both = wanted.intersection(tables_given(store_layers(parts.model)))
     if both:
         raise BadInput(
             f"--warm-start {options.warm_start}: model() gives rows of {', '.join(sorted(both))}, too (it loads them, "

@@ -324,8 +324,9 @@ def _outputs(model: keras.Model) -> list[TensorSignature]:
     """Named as in a SavedModel: by the keys of a dict, or else by place where layers' names do not tell them apart."""
     made = keras.tree.flatten(model.outputs)
     names = list(model.output_names) if hasattr(model, "output_names") else []
-    if isinstance(model.output, Mapping) and len(model.output) == len(made):
-        places = keras.tree.pack_sequence_as(model.output, range(len(made)))
+    output = None if isinstance(model, keras.Sequential) else model.output  # of which Keras has it only within a model
+    if isinstance(output, Mapping) and len(output) == len(made):
+        places = keras.tree.pack_sequence_as(output, range(len(made)))
         names = sorted(places, key=places.get)
     if len({*names}) != len(made):
         names = [f"output_{place}" for place in range(len(made))]

@@ -25,7 +25,7 @@ from elastable.embedding_store.store_reader import HeldLog, HeldReader, HeldServ
 from elastable.embedding_store.support.store_url import SERVERS
 from elastable.embedding_store.tiers.redis.url import SCHEMES, redacted
 from elastable.master.api import Tensor
-from elastable.master.backend.contract import backend
+from elastable.master.backend.contract import backend, take_statistics
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST
@@ -271,4 +271,5 @@ def take_weights(model: keras.Model, dense: DenseTensors, rows: RowSource, recor
         layer.attach(rows, int(record.job["seed"]))  # type: ignore[call-overload]
     for variable, value in zip(variables_of(model.weights), weights.values(), strict=True):
         backend().assign(variable, value)
+    take_statistics(model._flatten_layers())
     return weights

@@ -224,3 +224,10 @@ def array_backend() -> ArrayBackend:
     made = backend()
     assert isinstance(made, ArrayBackend)
     return made
+
+
+def take_statistics(layers: Iterable[keras.Layer]) -> None:
+    """Has layers that compute with tensors made of their weights make them of what was assigned, as Keras does."""
+    for layer in layers:
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()

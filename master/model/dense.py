@@ -15,9 +15,9 @@ import numpy as np
 from elastable.embedding_store.contract.row_source import variables_of
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
-from elastable.master.backend.contract import BackendTensor, backend
+from elastable.master.backend.contract import BackendTensor, backend, take_statistics
 from elastable.master.commits.dense_part import DensePart, OptimizerStep
-from elastable.master.model.dense_names import NAMES, keys_by_name, names_tensor, renumbered, saved_names
+from elastable.master.model.dense_names import NAMES, comparable, keys_by_name, names_tensor, renumbered, saved_names
 from elastable.master.model.discovery import store_backed_layers, table_optimizers
 from elastable.master.model.keras_optimizer import (
     accumulation_of,
@@ -64,7 +64,7 @@ class DenseTensors(DensePart):
         self._table_optimizers = table_optimizers(model)
         self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
         self._names = tuple(spec.name for spec in self.variables), tuple(spec.name for spec in self.states)
-        self._kinds = [type(each) for each in (model, *model._flatten_layers())]
+        self._layers = [model, *model._flatten_layers()]
         self.frozen_tables: tuple[str, ...] = ()
         self._flags = b""
 
@@ -96,26 +96,32 @@ class DenseTensors(DensePart):
 
     @cached_property
     def _key_names(self) -> Tensor:
-        return names_tensor(self.names())
+        return names_tensor(self.names(), self._counted())
+
+    def _counted(self) -> dict[str, str]:
+        return renumbered((each.path for each in self._weights), map(type, self._layers))
 
     def names(self) -> dict[str, str]:
         """Key of a tensor -> its name: the path of a variable; of an optimizer's, its class and what it belongs to."""
         found, own = {}, dict[int, str]()
-        paths = renumbered((each.path for each in self._weights), self._kinds)
         for number, optimizer in enumerate(self._own_optimizers):
-            kind = f"{type(inner_optimizer(optimizer)).__name__}{f'-{number}' if number else ''}"
+            inner = {id(variable) for variable in inner_optimizer(optimizer).variables}
             for variable in optimizer.variables:
+                of = inner_optimizer(optimizer) if id(variable) in inner else optimizer  # which counts steps, too
+                kind = f"{type(of).__name__}{f'-{number}' if number else ''}"
                 name = variable.path.partition("/")[2]
                 flat = (each.path for each in self.trained if name.startswith(f"{each.path.replace('/', '_')}_"))
                 owner = max(flat, key=len, default="")
-                own[id(variable)] = f"{kind}/{paths[owner]}:{name[len(owner) + 1 :]}" if owner else f"{kind}/{name}"
-        tables = iter(self._table_optimizers)
+                own[id(variable)] = f"{kind}/{owner}:{name[len(owner) + 1 :]}" if owner else f"{kind}/{name}"
+        tables = iter(
+            [name for name, each in self._table_optimizers.items() if isinstance(each._learning_rate, keras.Variable)]
+        )
         for key, variable in self._by_key().items():
             kind = key.partition("/")[0]
             if kind == "table_learning_rates":
                 found[key] = f"learning rate of {next(tables)}"
             else:
-                found[key] = own[id(variable)] if kind == "optimizer" else paths[variable.path]
+                found[key] = own[id(variable)] if kind == "optimizer" else variable.path
         return found
 
     def from_names(
@@ -134,7 +140,8 @@ class DenseTensors(DensePart):
             CheckpointError: a variable that is saved is missing here, has another shape or dtype, or the optimizer is
                 another one.
         """
-        ours, theirs, current = self.names(), saved_names(saved), self.tensors()
+        ours, theirs = comparable(self.names(), self._counted(), *saved_names(saved))
+        current = self.tensors()
         if absent := sorted(theirs.keys() - saved.keys()):
             raise CheckpointError(f"{theirs[absent[0]]} ({absent[0]}) is named, and its values are missing")
         same = keys_by_name(ours, theirs)
@@ -198,6 +205,7 @@ class DenseTensors(DensePart):
                 )
         for key, variable in targets.items():
             backend().assign(variable, values[key])
+        take_statistics(self._layers)
 
     def _by_key(self) -> dict[str, keras.Variable]:
         optimizers = self._table_optimizers.values()

@@ -15,22 +15,45 @@ NAMES = "names"
 """The key of what `names_tensor` gives, among the dense tensors of a version."""
 
 
-def names_tensor(names: Mapping[str, str]) -> Tensor:
-    """Key of a dense tensor -> its name, as uint8 `[bytes]` of JSON."""
-    return np.frombuffer(json.dumps(names).encode(), np.uint8)
+def names_tensor(names: Mapping[str, str], paths: Mapping[str, str]) -> Tensor:
+    """Key of a dense tensor -> its name, and what `renumbered` says of them, as uint8 `[bytes]` of JSON."""
+    return np.frombuffer(json.dumps([names, paths]).encode(), np.uint8)
 
 
-def saved_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def saved_names(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, str]]:
     """What `names_tensor` was made of.
 
     Raises:
         CheckpointError: there are no names, or they are malformed.
     """
     try:
-        names = json.loads(np.asarray(tensors[NAMES], np.uint8).tobytes())
-        return {str(key): str(name) for key, name in names.items()}
+        names, paths = json.loads(np.asarray(tensors[NAMES], np.uint8).tobytes())
+        return {str(key): str(name) for key, name in names.items()}, {str(old): str(new) for old, new in paths.items()}
     except MALFORMED as error:
         raise CheckpointError(f"the names of its dense variables are missing or malformed: {error}") from error
+
+
+def comparable(
+    ours: Mapping[str, str], paths: Mapping[str, str], theirs: Mapping[str, str], their_paths: Mapping[str, str]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The names of two models, `ours` and `theirs`: as they are, if what may be counted in one is all in the other.
+
+    Else Keras has counted one of them from another number on, and they are renumbered by `paths` and `their_paths`.
+    """
+    if paths.keys() <= their_paths.keys() or paths.keys() >= their_paths.keys():
+        return ours, theirs
+    return _renamed(ours, paths), _renamed(theirs, their_paths)
+
+
+def _renamed(names: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, str]:
+    """With other paths of variables, which those of an optimizer's hold, too: "Adam/dense/kernel:velocity"."""
+    found = {}
+    for key, name in names.items():
+        kind, slash, rest = name.partition("/")
+        path, colon, slot = rest.rpartition(":")
+        of_optimizer = key.startswith("optimizer/") and colon
+        found[key] = f"{kind}{slash}{paths.get(path, path)}:{slot}" if of_optimizer else paths.get(name, name)
+    return found
 
 
 def keys_by_name(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
@@ -47,7 +70,7 @@ def keys_by_name(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str
 
 
 def renumbered(paths: Iterable[str], kinds: Iterable[type]) -> dict[str, str]:
-    """Path of a variable -> the path that it would have in the first model of its process.
+    """Path of a variable that Keras may have named -> the path that it would have in the first model of its process.
 
     Keras numbers the names that it makes itself with every layer of a process: "dense_7".
 
@@ -65,7 +88,12 @@ def renumbered(paths: Iterable[str], kinds: Iterable[type]) -> dict[str, str]:
         number = seen.setdefault(part, len(seen))
         return f"{base}_{number}" if number else base
 
-    return {path: "/".join(map(plain, path.split("/"))) for path in paths}
+    split = [path.split("/") for path in paths]
+    return {
+        "/".join(parts): "/".join(map(plain, parts))
+        for parts in split
+        if any(part in numbers or re.sub(r"_\d+$", "", part) in numbers for part in parts)
+    }
 
 
 def _name_of(kind: type) -> str:

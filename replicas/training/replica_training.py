@@ -12,6 +12,7 @@ import tensorflow as tf
 from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array
 from elastable.embedding_store.errors import BadInput, BadSpec, CheckpointError, ModelError, Unsupported
+from elastable.master.backend.contract import take_statistics
 from elastable.replicas.groups.group import ReplicaGroup, require_same, run_at_root
 from elastable.replicas.host_embeddings.host_embedding import HostEmbedding
 from elastable.replicas.host_embeddings.host_table import require_state
@@ -494,6 +495,7 @@ def _begin_equal(model: keras.Model, group: ReplicaGroup) -> None:
     if group.size > 1:
         for variable in variables:
             put(variable, group.broadcast(value_of(variable)))
+        take_statistics(layers_of(model))
 
 
 def model_states(model: keras.Model) -> list[keras.Variable]:

@@ -15,6 +15,7 @@ from elastable.embedding_store.composite.locations import LocationSettings
 from elastable.embedding_store.contract.arrays import Array, Int64
 from elastable.embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
 from elastable.master.api import JobSpec, Tensor
+from elastable.master.backend.contract import take_statistics
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_tensors
 from elastable.master.tasks.progress import Progress
@@ -345,6 +346,7 @@ class ReplicaTrainer:
         """
         training = self._ready(None)
         training.whole_tensors.restore(tensors)
+        take_statistics(self.model._flatten_layers())
         training.step = step
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import BadEvent, DenseSnapshot, JobSpec, Span, Task, TaskKind, Tensor
-from elastable.master.backend.contract import backend
+from elastable.master.backend.contract import backend, take_statistics
 from elastable.master.tasks.record_order import RecordOrder, record_order
 from elastable.worker.keras.same_optimizer import kept_traces
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
@@ -183,6 +183,8 @@ class MicroBatchComputer:
         """Uses this version's dense part from now on, and trains what that version trains."""
         if not self._shares_model:
             self._traced.mirror.assign(snapshot)
+            if self._held is None:  # before its steps are traced
+                take_statistics(self._model._flatten_layers())
         self._held = snapshot
         self._traced.steps[TaskKind.TRAIN].hold(snapshot.trainable)
 

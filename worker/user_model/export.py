@@ -1,6 +1,7 @@
 """Exports a trained model as a plain Keras model that runs without Elastable."""
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import keras
@@ -55,7 +56,8 @@ def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
     mean of the initial distribution, where the store would give each its own initial value.
 
     Raises:
-        Unsupported: a subclassed model, or sparse or ragged ids.
+        Unsupported: a subclassed model, sparse or ragged ids, layers that share a table and differ, or what Keras
+            cannot clone.
     """
     if not _is_functional(model):
         raise Unsupported(
@@ -65,6 +67,7 @@ def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
     pairs: list[tuple[keras.Layer, keras.Layer]] = []
     shared: dict[str, keras.layers.Embedding] = {}
     homes = _worker_tables(model)
+    _refuse_shared(model)
 
     def clone(layer: keras.Layer) -> keras.Layer:
         if isinstance(layer, StoreBacked):
@@ -79,7 +82,13 @@ def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
         pairs.append((layer, copy))
         return copy
 
-    plain = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    try:
+        plain = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise Unsupported(
+            f"model {model.name!r}: Keras cannot make its layers anew ({error}); write a SavedModel with "
+            "model.export(path)"
+        ) from error
     for layer, copy in pairs:
         if getattr(layer, "weights", None):
             copy.set_weights(layer.get_weights())
@@ -103,6 +112,23 @@ def _worker_tables(model: keras.Model) -> dict[str, EmbeddingStore]:
     return homes
 
 
+def _refuse_shared(model: keras.Model) -> None:
+    """Raises `Unsupported` for layers that share a table and are no one `keras.layers.Embedding` in plain Keras."""
+    sharing = defaultdict[str, list[Embedding]](list)
+    for layer in model._flatten_layers():
+        if isinstance(layer, Embedding):
+            sharing[layer.table_name].append(layer)
+    for table, layers in sharing.items():
+        first = layers[0]
+        alike = all((each.combiner, each.mask_zero) == (None, first.mask_zero) for each in layers)
+        if len(layers) > 1 and (first.input_dim is None or not alike):
+            raise Unsupported(
+                f"embedding layers {', '.join(each.name for each in layers)} share the table {table!r}, and Keras can "
+                "load no file of that unless all have input_dim, no combiner and the same mask_zero; write a "
+                "SavedModel with model.export(path), or model.save for where Elastable is installed"
+            )
+
+
 def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, keras.layers.Embedding]) -> keras.Layer:
     spec = store.specs()[layer.table_name]
     if isinstance(layer, OffloadedEmbedding):
@@ -116,10 +142,10 @@ def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, ke
     simple = layer.combiner is None and spec.vocabulary_size is not None
     if spec.name not in shared:
         shared[spec.name] = keras.layers.Embedding(
-            spec.vocabulary_size or store.row_count(spec.name) + 1,
+            spec.vocabulary_size or len(_trained_ids(store, spec.name)) + 2,
             spec.dim,
             embeddings_initializer="zeros",
-            mask_zero=layer.mask_zero and simple,
+            mask_zero=layer.mask_zero and layer.combiner is None,
             name=layer.name if simple else f"{layer.name}_rows",
         )
         shared[spec.name].build()
@@ -133,9 +159,9 @@ def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, ke
 
 
 def _positions(ids: keras.KerasTensor, layer: keras.Layer, trained: Int64) -> keras.KerasTensor:
-    """The row of each id: 0 of those that were not trained."""
+    """The row of each id: 0 of id 0, which may be padding; 1 of those that were not trained."""
     if not len(trained):  # Keras has no empty vocabulary
-        return keras.ops.zeros_like(ids)
+        return keras.ops.cast(keras.ops.not_equal(ids, 0), "int64")
     # Keras needs an "unknown" token that is not an id; it never reaches the model.
     if not backend().has_graphs:
         raise Unsupported(
@@ -146,7 +172,7 @@ def _positions(ids: keras.KerasTensor, layer: keras.Layer, trained: Int64) -> ke
     known = set(trained.tolist())
     unused = next(token for token in range(-1, -2 - len(trained), -1) if token not in known)
     lookup = keras.layers.IntegerLookup(
-        vocabulary=trained.tolist(), num_oov_indices=1, mask_token=None, oov_token=unused, name=f"{layer.name}_ids"
+        vocabulary=trained.tolist(), num_oov_indices=1, mask_token=0, oov_token=unused, name=f"{layer.name}_ids"
     )
     return lookup(ids)
 
@@ -182,19 +208,21 @@ def _reduced(rows: keras.KerasTensor, ids: keras.KerasTensor, layer: Embedding) 
 
 
 def _trained_ids(store: EmbeddingStore, table: str) -> Int64:
+    """Without id 0, sorted."""
     blocks = [block.ids for block in store.scan(table)]
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *blocks]))
+    return np.setdiff1d(np.concatenate([np.zeros(0, np.int64), *blocks]), [0])
 
 
 def _table_values(store: EmbeddingStore, spec: TableSpec) -> Float32:
-    """float32 `[vocabulary, dim]`; in a dynamic table row 0 is that of unknown ids."""
+    """float32 `[vocabulary, dim]`; in a dynamic table row 0 is that of id 0, row 1 that of unknown ids."""
     if spec.vocabulary_size is not None:
         return _rows_of(store, spec, np.arange(spec.vocabulary_size, dtype=np.int64))
     first = spec.initializer
     means = {"zeros": 0.0, "ones": 1.0, "uniform": (first.a + first.b) / 2}
     unknown = means.get(first.kind, first.a)
-    trained = _rows_of(store, spec, _trained_ids(store, spec.name))
-    return np.concatenate([np.full((1, spec.dim), unknown, np.float32), trained])
+    trained, unseen = _rows_of(store, spec, _trained_ids(store, spec.name)), np.full((1, spec.dim), unknown, np.float32)
+    zero = store.read_rows(spec.name, np.zeros(1, np.int64)).weights
+    return np.concatenate([zero if len(zero) else unseen, unseen, trained])
 
 
 def _rows_of(store: EmbeddingStore, spec: TableSpec, ids: Int64) -> Float32:

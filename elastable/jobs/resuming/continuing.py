@@ -169,7 +169,7 @@ def continue_job(
         make_room()
     new = [name for name in parts.tables if name not in origin.specs]
     given = {**pretrained_rows(store_layers(parts.model), unseeded=parts.as_keras), **(moved or {})}
-    parts.fill(store, store.version(), {name: rows for name, rows in given.items() if name in new})
+    parts.fill(store, store.version(), given, others=specs)
     if origin.held is None:
         for name in specs:
             store.clear(name)

@@ -62,9 +62,11 @@ def lower() -> keras.callbacks.Callback:
 def test_two_days_are_one(day_one: Path, tmp_path: Path) -> None:
     one = model()
     et.fit(one, et.PartsReader([day(1, 60), day(2, 45)]), callbacks=[lower()], **SETTINGS)
-    for in_place in (False, True):
-        url = f"memory?log={shutil.copytree(day_one, tmp_path / str(in_place))}"
+    for in_place, trained in ((False, False), (True, False), (True, True)):
+        url = f"memory?log={shutil.copytree(day_one, tmp_path / f'{in_place}-{trained}')}"
         two = model()
+        if trained:
+            et.fit(two, day(3, 16), **SETTINGS)  # of which nothing is to be left
         history = et.fit(two, day(2, 45), store=url if in_place else None, continue_from=url, **SETTINGS)
         assert history.epoch == [0]
         for ours, theirs in zip(numbers(two), numbers(one), strict=True):
@@ -86,6 +88,33 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(day_one: Path, tmp_pat
         et.fit(model(), day(2, 45), continue_from=url, epochs=2, initial_epoch=1, **SETTINGS)
     with pytest.raises(BadInput, match=r"no checkpoint, no run directory, and no store with a log is there"):
         et.fit(model(), day(2, 45), continue_from=tmp_path / "nothing", **SETTINGS)
+
+
+def numbered(names: tuple[str, ...], rate: float | object = 0.1) -> keras.Model:
+    """Layers with names that Keras could have given them, and two tables with learning rates of their own."""
+    ids, rows = keras.Input((3,), dtype="int64"), []
+    for name, own in (("first", rate), ("other", 0.25)):
+        optimizer = keras.optimizers.SGD(own)
+        rows.append(et.Embedding(30, 4, name=name, combiner="sum", optimizer=optimizer)(ids))
+    hidden = keras.layers.Add()(rows)
+    for name in names:
+        hidden = keras.layers.Dense(4, name=name)(hidden)
+    made = keras.Model(ids, keras.layers.Dense(1, name="out")(hidden))
+    made.compile(keras.optimizers.SGD(0.0), "mse")
+    return made
+
+
+@pytest.mark.parametrize("names", [("dense_3", "dense_2", "dense_1"), ("dense_1", "dense_3")])
+def test_names_that_look_counted_are_names(names: tuple[str, ...], tmp_path: Path) -> None:
+    one = numbered(("dense_1", "dense_2", "dense_3"), keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.5))
+    with et.open_store(f"memory?log={tmp_path}") as store:
+        et.fit(one, day(1, 16), store=store, **SETTINGS)
+    two = numbered(names)
+    et.fit(two, day(2, 16), continue_from=f"memory?log={tmp_path}", leave_out=["dense_2"], **SETTINGS)
+    for name in names:
+        np.testing.assert_array_equal(two.get_layer(name).get_weights()[0], one.get_layer(name).get_weights()[0])
+    rates = [float(two.get_layer(name).optimizer.learning_rate) for name in ("first", "other")]
+    assert rates == pytest.approx([0.1, 0.25])
 
 
 def test_a_learning_rate_that_was_assigned_goes_on(

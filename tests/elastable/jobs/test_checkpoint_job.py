@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.checkpoints.checkpoint import list_checkpoints, open_checkpoint
@@ -62,7 +62,7 @@ def test_another_model_is_recognized_by_its_table(whole: Path) -> None:
         prepare_job(options)
 
 
-def test_a_warm_start_by_options(whole: Path) -> None:
+def test_a_warm_start_by_options(whole: Path, tmp_path: Path) -> None:
     prepared = prepare_job(JobOptions(MODEL, seed=9, warm_start=whole, warm_tables=("users",)))
     with prepared.store as store:
         assert store.version() == 0
@@ -70,3 +70,6 @@ def test_a_warm_start_by_options(whole: Path) -> None:
         assert store.row_count("any") == 0
     with pytest.raises(CheckpointError, match="its rows have 4 values in the checkpoint and 8 in the model"):
         prepare_job(JobOptions(CLICK_JOB, warm_start=whole))
+    (locations := tmp_path / "locations.toml").write_text('overrides.users = "worker"')
+    with pytest.raises(BadInput, match="table users stays on the workers, as a variable, and takes no rows"):
+        prepare_job(JobOptions(MODEL, warm_start=whole, locations=locations))

@@ -63,10 +63,12 @@ def model(**table: Keyword) -> keras.Model:
         "seen": keras.Input((3,), dtype="int64", name="seen"),
         "age": keras.Input((2,), name="age"),
     }
+    scaled = keras.layers.Normalization()
+    scaled.adapt(3.0 * X["age"])
     parts = [
         et.Embedding(None, 4, combiner="mean", name="any", **table)(given["ids"]),
         keras.layers.Flatten()(keras.layers.Embedding(40, 8, name="large")(given["seen"])),
-        keras.layers.BatchNormalization()(given["age"]),
+        keras.layers.BatchNormalization()(scaled(given["age"])),
     ]
     hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(8, "relu")(keras.layers.Concatenate()(parts)))
     made = keras.Model(given, [keras.layers.Dense(1, name="click")(hidden), keras.layers.Dense(2, name="more")(hidden)])
@@ -129,6 +131,15 @@ def test_every_output_has_the_name_that_a_saved_model_gives_it(tmp_path: Path, k
     assert said.keys() == wanted.keys()
     for name, values in wanted.items():
         np.testing.assert_allclose(said[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequential_model_is_served(tmp_path: Path) -> None:
+    made = keras.Sequential([et.Embedding(None, 4, combiner="sum"), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    et.fit(made, X["ids"], Y, store=f"memory?log={tmp_path}", verbose=0)
+    with Predictor(f"memory?log={tmp_path}") as found:
+        said, _ = found.predict({found.inputs[0].name: X["ids"]})
+    np.testing.assert_allclose(said["output_0"], made.predict(X["ids"], verbose=0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{"lazy": False}, {"eviction": et.EvictionSpec(max_age=4)}, {"dtype": "bfloat16"}])

@@ -95,13 +95,38 @@ def test_frozen_layers_are_states() -> None:
     assert (len(dense.variables), len(dense.states)) == (2, 4)
 
 
+def test_a_loss_scale_is_continued_by_name() -> None:
+    models = [keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]) for _ in range(2)]
+    for model in models:
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=8.0), "mse")
+    first, other = map(DenseState, models)
+    first.overflow(())
+    other.restore(other.from_names(first.tensors())[0])
+    assert float(models[1].optimizer.dynamic_scale) == 4.0
+
+
+def test_restored_statistics_are_those_that_are_computed_with() -> None:
+    states, layers = [], []
+    for scale in (1.0, 7.0):
+        layers.append(keras.layers.Normalization())
+        layers[-1].adapt(scale * np.arange(8, dtype=np.float32).reshape(4, 2))
+        model = keras.Sequential([keras.Input((2,)), layers[-1], keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        states.append(DenseState(model))
+    states[1].restore(states[0].tensors())
+    x = np.ones((1, 2), np.float32)
+    np.testing.assert_array_equal(layers[1](x), layers[0](x))
+
+
 def test_counters_of_another_width_are_restored_if_they_fit() -> None:
+    keras.utils.clear_session()  # so that layers have the same names
     """Keras counts steps with 32 bits on JAX."""
     dense = DenseState(small_model())
     dense.apply(some_gradients(dense), dense.snapshot(0).states)
     saved = dense.tensors()
     counters = [key for key, value in saved.items() if value.dtype == np.int64]
     assert counters
+    keras.utils.clear_session()
     other = DenseState(small_model())
     other.restore({**saved, **{key: saved[key].astype(np.int8) for key in counters}})
     assert same(saved, other.tensors())

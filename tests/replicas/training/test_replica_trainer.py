@@ -47,7 +47,9 @@ def trainer_of(
 
 def dropping() -> keras.Model:
     layers = keras.layers
-    return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dropout(0.3), layers.Dense(1)])
+    scaled = layers.Normalization()
+    scaled.adapt(keras.initializers.RandomNormal()((20, 6)))  # another one with another seed
+    return keras.Sequential([keras.Input((6,)), scaled, layers.Dense(5, "tanh"), layers.Dropout(0.3), layers.Dense(1)])
 
 
 def fitted(trainer: ReplicaTrainer, **named: Keyword) -> ReplicaTrainer:

@@ -114,6 +114,24 @@ def test_a_model_of_which_no_row_was_trained_is_exported(tmp_path: Path) -> None
     np.testing.assert_array_equal(plain.predict(np.array([[10**12, 0, -1]]), verbose=0), np.full((1, 2), 2.0))
 
 
+def test_the_padding_of_a_dynamic_table_is_masked(tmp_path: Path) -> None:
+    inputs = keras.Input((3,), dtype="int64")
+    rows = Embedding(None, 4, mask_zero=True, name="any")(inputs)
+    model = keras.Model(inputs, keras.layers.MultiHeadAttention(2, 2)(rows, rows))
+    plain = keras.models.load_model(export_keras(model, _trained_store(model), tmp_path / "model.keras"))
+    ids = np.array([[3, 0, 5], [7, 8, 0]])
+    np.testing.assert_array_equal(plain.predict(ids, verbose=0), model.predict(ids, verbose=0))
+
+
+def test_shared_tables_of_which_keras_loads_no_file_are_refused() -> None:
+    inputs = keras.Input((4,), dtype="int64")
+    for first, other in (({"combiner": "sum"}, {"combiner": "mean"}), ({"mask_zero": True}, {})):
+        made = [Embedding(30, 3, table="shared", **each)(inputs) for each in (first, other)]
+        model = keras.Model(inputs, made)
+        with pytest.raises(Unsupported, match="share the table 'shared', and Keras can load no file of that"):
+            plain_model(model, _trained_store(model))
+
+
 def test_models_that_keras_cannot_clone_are_refused() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:
@@ -128,6 +146,19 @@ def test_models_that_keras_cannot_clone_are_refused() -> None:
     inputs = keras.Input((4,), dtype="int64", sparse=True)
     model = keras.Model(inputs, Embedding(30, 2, combiner="sum", name="rows")(inputs))
     with pytest.raises(Unsupported, match=r"'rows'.*sparse"):
+        plain_model(model, _trained_store(model))
+
+    class Scaled(keras.layers.Layer):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by = by
+
+        def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+            return x * self.by
+
+    dense = keras.Input((4,), dtype="int64")
+    model = keras.Model(dense, Scaled(2.0)(Embedding(30, 2, name="rows")(dense)))
+    with pytest.raises(Unsupported, match="Keras cannot make its layers anew"):
         plain_model(model, _trained_store(model))
 
 
