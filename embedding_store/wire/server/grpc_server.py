@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -264,9 +265,12 @@ def audited(method: str, handler: Handler, callers: Callers) -> Handler:
         audit(call, callers.named(context), context, _described(method, request), outcome)
 
     def answer(request: Body | Iterator[bytes], context: grpc.ServicerContext) -> Body:
-        seen = request if isinstance(request, Body) else _FirstFrame(request)
+        seen: object = request
         try:
-            reply: Body = behaviour(seen, context)
+            if not isinstance(request, Body):
+                seen = first = [*islice(request, 1)]
+                request = chain(first, request)
+            reply: Body = behaviour(request, context)
         except BaseException as error:
             details: str | bytes = context.details()  # type: ignore[attr-defined]
             why = details or (str(error) if isinstance(error, ElastableError) else repr(error))
@@ -278,28 +282,12 @@ def audited(method: str, handler: Handler, callers: Callers) -> Handler:
     return with_behaviour(handler, answer)
 
 
-class _FirstFrame:
-    """A client's frames, the first of which is kept for the log."""
-
-    def __init__(self, frames: Iterator[bytes]) -> None:
-        self._frames = frames
-        self.first = b""
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        frame = next(self._frames)
-        self.first = self.first or frame
-        return frame
-
-
 def _described(method: str, request: object) -> str:
-    """The fields of a request, or those of the header of its first frame, in one line."""
-    if isinstance(request, _FirstFrame):
+    """The fields of a request, or those of the header of its first frame, of a list of frames, in one line."""
+    if isinstance(request, list):
         try:
             described = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", "."))
-            frame: object = GetMessageClass(described.input_type).FromString(request.first)
+            frame: object = GetMessageClass(described.input_type).FromString(b"".join(request))
         except (KeyError, DecodeError):
             return ""
         request = getattr(frame, "header", None)

@@ -242,9 +242,7 @@ class Attached(Closing, Generic[Memory]):
     def close(self) -> None:
         with self._attaching:
             self._closed = True
-            memory, self.memory = self.memory, None
-        if memory is not None:
-            memory.close()
+        self.leave(self.memory)
 
     def _log(self, why: Exception) -> None:
         if str(why) != self._reason:  # it is tried again every few seconds

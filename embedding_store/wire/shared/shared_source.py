@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -62,9 +61,10 @@ class SharedSource(RowSource):
     ) -> None:
         self._remote = remote
         near, far = "rows of the store at %s are read from its memory", "rows of the store at %s are read over gRPC: %s"
-        attach = partial(_attachment_of, remote, threads, ahead)
         try:
-            self._attached = Attached(remote.connection, attach, near, far, now=required)
+            self._attached = Attached(
+                remote.connection, lambda: Attachment(*remote.attach(), threads, ahead), near, far, now=required
+            )
         except Unavailable:
             raise
         except OSError as error:
@@ -135,11 +135,6 @@ class SharedSource(RowSource):
             # Whatever was to be waited for: a store that is gone for good is to be missed within the deadline.
             self._remote.version()
             return None
-
-
-def _attachment_of(remote: RemoteSource, threads: int | None, ahead: bool) -> "Attachment":
-    name, token = remote.attach()
-    return Attachment(name, token, threads, ahead)
 
 
 # The client of an attachment server: reads the rows of a store from its memory
