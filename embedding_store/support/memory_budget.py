@@ -119,7 +119,7 @@ class HeldBytes:
 
     def full(self, client: str, size: int = 0) -> str | None:
         """Whose bytes leave no room for so many more, a client or ""; None: there is room, as for any alone."""
-        for of, most in (("", self._most), (client, self._of_a_client)) if client else (("", self._most),):
+        for of, most in {"": self._most, client: self._of_a_client}.items():  # whoever is not known: as one client
             if (held := self._held.get(of, 0)) and held + size > most:
                 return of
         return None
