@@ -16,8 +16,8 @@ from elastable.embedding_store.tiers.redis.connection import Replies
 from elastable.embedding_store.tiers.redis.record_codec import (
     CHECK_BYTES,
     PART,
-    Awaited,
     Parts,
+    PlacedRecords,
     RecordReplies,
     WriteReplies,
 )
@@ -72,9 +72,8 @@ def _records(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:
         stream += b"".join(_bulk(None if m.chance(0.3) else m.bytes(width + CHECK_BYTES)) for _ in range(count))
     taken = 1 + m.small(width - 1)
     rows, missing = np.zeros((total, taken), np.uint8), np.zeros(total, np.uint8)
-    stamps = np.zeros(len(parts), np.int64)
     ids = positions = np.arange(total)
-    return stream, RecordReplies([Awaited(parts, ids, positions, width, rows, missing, stamps)], asking=asking)
+    return stream, RecordReplies([(PlacedRecords(ids, positions, width, rows, missing), parts)], asking=asking)
 
 
 def _writes(m: Mutator, parts: Parts, asking: bool) -> tuple[bytes, Replies]:

@@ -51,7 +51,7 @@ _LONGEST_HEADER = 24  # *<n>\r\n
 _ID_HEAD = int.from_bytes(b"$8\r\n", "little")
 _CR, _LF, _STAR, _MINUS, _ZERO = (ord(c) for c in "\r\n*-0")
 CHECK_BYTES = 8
-MISSING, DAMAGED = 1, 2  # of `Awaited.missing`
+MISSING, DAMAGED = 1, 2  # of `PlacedRecords.missing`
 _OTHER_BYTES = 320  # of a request and its reply, besides ids and records: about
 
 
@@ -219,33 +219,36 @@ _LONGEST_LINE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """Records of one table that one server will send.
+class PlacedRecords:
+    """Records of one table to read or to write, by partition.
 
     Attributes:
-        parts: `PART` `[p]`, as they were asked for.
-        ids: int64: whose each record is.
-        positions: int64: where each goes.
+        ids: int64 `[n]`: whose each record is, those of partition 0 first.
+        positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
         width: Bytes of a record, without its check.
-        rows: uint8 `[n, taken]`: the first bytes of each record are put there.
-        missing: uint8 `[n]`: becomes `MISSING` where there is no record, `DAMAGED` where it fails its check, else 0.
-        stamps: int64 `[p]`: the stamps are put there.
+        rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
+        missing: uint8 `[n]`, of a read: becomes `MISSING` where there is no record, `DAMAGED` where it fails its check,
+            else 0.
     """
 
-    parts: Parts
     ids: Int64
     positions: Int64
     width: int
     rows: UInt8
     missing: UInt8
-    stamps: Int64
 
 
 class RecordReplies(Replies):
-    """Replies to reads of several tables; part numbers count through all of them."""
+    """Replies to reads of several tables; part numbers count through all of them.
 
-    def __init__(self, awaited: Sequence[Awaited], *, asking: bool = False) -> None:
+    Attributes:
+        stamps: int64 `[parts]`; `NO_STAMP` where there is none, or none has come.
+    """
+
+    def __init__(self, awaited: Sequence[tuple[PlacedRecords, Parts]], *, asking: bool = False) -> None:
+        """`awaited`: of each table its records, and the parts that were asked for."""
         super().__init__()
+        self.stamps = np.full(sum(len(parts) for _, parts in awaited), NO_STAMP, np.int64)
         self._awaited, self._asking = list(awaited), asking
         self._before = 0  # parts of the tables that are done
         self._state = np.array([0, -asking])
@@ -253,18 +256,18 @@ class RecordReplies(Replies):
 
     def feed(self, received: UInt8, start: int, stop: int) -> int:
         while self._awaited:
-            now = self._awaited[0]
+            now, parts = self._awaited[0]
             status, start = decode_records(
-                received, start, stop, now.parts, now.ids, now.positions, now.width, self._asking,
+                received, start, stop, parts, now.ids, now.positions, now.width, self._asking,
                 _padded(b"$%d\r\n" % (now.width + CHECK_BYTES)), now.rows.reshape(-1), now.rows.shape[1], now.missing,
-                now.stamps, self._state,
+                self.stamps[self._before :], self._state,
             )  # fmt: skip
             self.completed = self._before + int(self._state[0])
             if status == UNEXPECTED:
                 raise self._unexpected(received, start, stop)
             if status == DONE:
                 del self._awaited[0]
-                self._before += len(now.parts)
+                self._before += len(parts)
                 self._state[:] = 0, -self._asking
             elif status == ERROR_LINE:
                 line = _line_at(received, start, stop)
@@ -284,10 +287,10 @@ class RecordReplies(Replies):
         self._state[:] = (part, 0) if step < 0 else (part + 1, -self._asking)
 
     def _unexpected(self, received: UInt8, start: int, stop: int) -> StoreFailed:
-        now = self._awaited[0]
+        now, parts = self._awaited[0]
         got = received[start : min(stop, start + 40)].tobytes()
         return StoreFailed(
-            f"a reply is not the {int(now.parts[self._state[0]]['rows'])} records of {now.width} bytes that were "
+            f"a reply is not the {int(parts[self._state[0]]['rows'])} records of {now.width} bytes that were "
             f"asked for, it goes on with {got!r}"
         )
 
@@ -458,8 +461,8 @@ def decode_records(
         head: uint8 `[24]`: what begins each record, and zeros.
         rows: uint8, `taken` bytes each.
         taken: Bytes that are kept of each record.
-        missing: uint8, as of `Awaited`, by position.
-        stamps: int64 `[p]`; `NO_STAMP` where there is none.
+        missing: uint8, as of `PlacedRecords`, by position.
+        stamps: int64 `[p]` or more; `NO_STAMP` where there is none.
         state: int64 `[2]`: the part, 0 at first, and the step within its reply (-1: the reply to ASKING, 0: the header,
             1 and up: bulk strings).
     """

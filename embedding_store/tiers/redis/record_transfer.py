@@ -28,8 +28,8 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     DAMAGED,
     NO_STAMP,
     PART,
-    Awaited,
     Parts,
+    PlacedRecords,
     ReadWords,
     RecordReplies,
     WriteReplies,
@@ -239,7 +239,7 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
         exchange(topology.pool, reads, deadline)
         failures: dict[int, str] = {}
         for route, read in zip(routes, reads, strict=True):
-            stamps[route.items] = np.concatenate([awaited.stamps for awaited in read.awaited])
+            stamps[route.items] = read.replies.stamps
             failures |= {int(route.items[at]): line for at, line in read.replies.failures.items()}
         return failures
 
@@ -253,17 +253,12 @@ def read_records(topology: Topology, batches: "Sequence[Batch]", deadline: Deadl
 
 
 class _Reads(Requests):
+    replies: RecordReplies
+
     def __init__(self, work: _Work, route: Route) -> None:
         self.address, self._asking, self._work = route.address, route.asking, work
-        self.awaited = [
-            Awaited(
-                parts, batch.ids, batch.positions, batch.table.table.record_bytes, batch.rows, batch.missing,
-                np.full(len(parts), NO_STAMP, np.int64),
-            )
-            for batch, parts in work.by_batch()
-        ]  # fmt: skip
-        self.moved = work.values(lambda batch, parts: read_sizes(parts, batch.table.table.record_bytes))
-        self.replies = RecordReplies(self.awaited, asking=route.asking)
+        self.moved = work.values(lambda batch, parts: read_sizes(parts, batch.width))
+        self.replies = RecordReplies(list(work.by_batch()), asking=route.asking)
 
     def encode(self, start: int, stop: int) -> Sequence[Buffer]:
         return [
@@ -325,7 +320,7 @@ class _Writes(Requests):
         self.replies = WriteReplies(work.parts, route.address, asking=route.asking)
         self._topology, self._work, self._asking = topology, work, route.asking
         self._stamp = stamp.to_bytes(8, "little", signed=True)
-        self.moved = work.values(lambda batch, parts: write_sizes(parts, batch.table.table.record_bytes))
+        self.moved = work.values(lambda batch, parts: write_sizes(parts, batch.width))
 
     def admit(self, connection: Connection, deadline: Deadline) -> bool:
         """Reads the stamps of partitions that this connection has not written to yet."""
@@ -372,27 +367,19 @@ def stamp_of(reply: object) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Records of one table to read or to write, by partition.
+class Batch(PlacedRecords):
+    """What a read or a write has to do.
 
     Attributes:
         table: The table.
         parts: `PART`, one for each partition that has something to do.
-        ids: int64 `[n]`, those of partition 0 first.
-        positions: int64 `[n]`: the record of `ids[i]` is `rows[positions[i]]`.
         gone: int64: ids to delete, in the same order.
-        rows: uint8 `[n, w]`: whole records to write; or, to be read, their first bytes.
-        missing: uint8 `[n]`, of a read: as of `Awaited`.
         known: int64 `[partitions]`: `RecordTable.known` as it was when the batch was made.
     """
 
     table: RecordTable
     parts: Parts
-    ids: Int64
-    positions: Int64
     gone: Int64
-    rows: UInt8
-    missing: UInt8
     known: Int64
 
     @classmethod
@@ -418,8 +405,8 @@ class Batch:
         parts["rows"], parts["gone"] = counts[held], gone_counts[held]
         parts["row_at"] = np.cumsum(parts["rows"]) - parts["rows"]
         parts["gone_at"] = np.cumsum(parts["gone"]) - parts["gone"]
-        missing = np.zeros(len(grouped) if gone is None else 0, np.uint8)
-        return cls(table, parts, grouped, positions, gone_ids, records.rows, missing, table.known.copy())
+        missing, width = np.zeros(len(grouped) if gone is None else 0, np.uint8), table.table.record_bytes
+        return cls(grouped, positions, width, records.rows, missing, table, parts, gone_ids, table.known.copy())
 
 
 # Every record of a table in Redis, a bounded piece at a time

@@ -15,8 +15,8 @@ from elastable.embedding_store.tiers.redis.record_codec import (
     DAMAGED,
     NO_STAMP,
     PART,
-    Awaited,
     Parts,
+    PlacedRecords,
     ReadWords,
     RecordReplies,
     WriteReplies,
@@ -113,10 +113,9 @@ def test_a_write_is_atomic_in_its_partition(
     assert joined(encoded_write(key, framed, framed_ids(gone), stamp, asking)) == expected
 
 
-def awaited(counts: Sequence[int], ids: Int64, positions: Int64, width: int, taken: int) -> Awaited:
-    total = sum(counts)
-    rows, missing = np.zeros((total, taken), np.uint8), np.full(total, 7, np.uint8)
-    return Awaited(parts_of(counts), ids, positions, width, rows, missing, np.full(len(counts), NO_STAMP, np.int64))
+def awaited(ids: Int64, positions: Int64, width: int, taken: int) -> PlacedRecords:
+    rows, missing = np.zeros((len(ids), taken), np.uint8), np.full(len(ids), 7, np.uint8)
+    return PlacedRecords(ids, positions, width, rows, missing)
 
 
 def reply_to(counts: Sequence[int], records: Sequence[bytes | None], asking: bool = False) -> bytes:
@@ -138,21 +137,21 @@ def test_replies_in_pieces(request_: Request, asking: bool, cuts: list[int], wid
     gone = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)), bool)
     stored = [checked(one, row.tobytes()) for one, row in zip(ids.tolist(), rows, strict=True)]
     records = [None if away else record for away, record in zip(gone, stored, strict=True)]
-    tables = [awaited(counts, ids, positions, width, kept) for kept in (width, taken)]
-    replies = RecordReplies(tables, asking=asking)
+    tables = [awaited(ids, positions, width, kept) for kept in (width, taken)]
+    replies = RecordReplies([(table, parts_of(counts)) for table in tables], asking=asking)
     stream = reply_to(counts, records, asking)
     feed_in_pieces(replies, 2 * stream, cuts)
     assert (replies.done, replies.failures, replies.completed) == (True, {}, 2 * len(counts))
+    assert replies.stamps.tolist() == 2 * [0, 1, NO_STAMP][: len(counts)]
     for table in tables:
-        assert table.stamps.tolist() == [0, 1, NO_STAMP][: len(counts)]
         np.testing.assert_array_equal(table.missing[positions], gone)
         np.testing.assert_array_equal(table.rows[positions][~gone], rows[~gone, : table.rows.shape[1]])
         assert not table.rows[positions][gone].any()
 
 
-def small_replies(counts: Sequence[int], asking: bool = False) -> tuple[RecordReplies, Awaited]:
-    table = awaited(counts, np.full(sum(counts), 9), np.arange(sum(counts)), 4, 4)
-    return RecordReplies([table], asking=asking), table
+def small_replies(counts: Sequence[int], asking: bool = False) -> RecordReplies:
+    table = awaited(np.full(sum(counts), 9), np.arange(sum(counts)), 4, 4)
+    return RecordReplies([(table, parts_of(counts))], asking=asking)
 
 
 WHOLE = b"*3\r\n$8\r\n\x05\0\0\0\0\0\0\0\r\n$12\r\n" + checked(9, b"abcd") + b"\r\n$-1\r\n"
@@ -160,20 +159,20 @@ WHOLE = b"*3\r\n$8\r\n\x05\0\0\0\0\0\0\0\r\n$12\r\n" + checked(9, b"abcd") + b"\
 
 @given(st.lists(st.integers(0, 200)), st.sampled_from(["MOVED 1 h:1", "LOADING Redis is loading", "ERR x" * 90]))
 def test_an_error_stands_beside_its_part(cuts: list[int], line: str) -> None:
-    replies, table = small_replies([2, 1, 2])
+    replies = small_replies([2, 1, 2])
     feed_in_pieces(replies, WHOLE + b"-" + line.encode() + b"\r\n" + WHOLE, cuts)
     assert replies.done
     assert replies.failures == {1: line}
-    assert table.stamps.tolist() == [5, NO_STAMP, 5]
+    assert replies.stamps.tolist() == [5, NO_STAMP, 5]
 
 
 @given(st.lists(st.integers(0, 200)))
 def test_a_refused_asking_keeps_the_next_reply_in_place(cuts: list[int]) -> None:
-    replies, table = small_replies([2, 2], asking=True)
+    replies = small_replies([2, 2], asking=True)
     feed_in_pieces(replies, b"-ERR no cluster\r\n" + WHOLE + b"+OK\r\n" + WHOLE, cuts)
     assert replies.done
     assert replies.failures == {0: "ERR no cluster"}
-    assert table.stamps.tolist() == [5, 5]
+    assert replies.stamps.tolist() == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_a_refused_asking_keeps_the_next_reply_in_place(cuts: list[int]) -> None
 )
 def test_what_is_no_reply_is_refused(stream: bytes) -> None:
     for cut in range(len(stream)):
-        replies, _ = small_replies([2])
+        replies = small_replies([2])
         with pytest.raises(StoreFailed, match="not the 2 records of 4 bytes"):
             feed_in_pieces(replies, stream, [cut])
 
@@ -206,7 +205,7 @@ def test_an_error_line_without_end_is_refused() -> None:
     received = np.full(1 << 17, ord("x"), np.uint8)
     received[0] = ord("-")
     with pytest.raises(StoreFailed, match="no reply to what was asked"):
-        small_replies([2])[0].feed(received, 0, len(received))
+        small_replies([2]).feed(received, 0, len(received))
 
 
 @given(WIDTHS, st.integers(-(2**63), 2**63 - 1), st.data())
@@ -216,8 +215,8 @@ def test_a_flipped_bit_and_the_record_of_another_id_are_noticed(width: int, row_
     bit = data.draw(st.integers(0, 8 * len(stored) - 1))
     flipped = (int.from_bytes(stored, "little") ^ 1 << bit).to_bytes(len(stored), "little")
     found = stored, flipped, checked(row_id ^ 1, record)
-    table = awaited([3], np.full(3, row_id), np.arange(3), width, width)
-    feed_in_pieces(RecordReplies([table]), reply_to([3], found), [])
+    table = awaited(np.full(3, row_id), np.arange(3), width, width)
+    feed_in_pieces(RecordReplies([(table, parts_of([3]))]), reply_to([3], found), [])
     assert table.missing.tolist() == [0, DAMAGED, DAMAGED]
     values = np.frombuffer(b"".join(found), np.uint8)
     assert damaged_records(np.full(3, row_id), values, width).tolist() == [1, 2]
