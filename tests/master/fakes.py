@@ -19,6 +19,7 @@ from elastable.master.core.hooks import Hooks
 from elastable.master.core.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.model.dense import DenseState
+from elastable.master.model.dense_names import NAMES
 from elastable.master.model.discovery import create_tables, discover_tables
 from elastable.master.model.model_metrics import ModelMetrics
 from elastable.master.tasks.progress import Progress
@@ -104,7 +105,8 @@ class Bench:
         block = next(iter(self.store.scan("t")))
         order = np.argsort(block.ids)
         rows: list[api.Tensor] = [block.ids[order], block.weights[order], block.slots[order]]
-        return [*self.dense.tensors().values(), *rows]
+        # Not their names: Keras counts these on with every model of a process.
+        return [*(value for key, value in self.dense.tensors().items() if key != NAMES), *rows]
 
 
 def gradient(
