@@ -76,16 +76,15 @@ def refuse_other_words(before: str, now: str) -> None:
         if found[: len(had)] != had:
             raise CheckpointError(
                 f"layer {name!r} numbers other words or bins than it did, so that rows would be of others: give it "
-                "those that it had and new words behind them (vocabulary=, bin_boundaries=), without adapt() on new data"
+                "those that it had and new words behind them (vocabulary=, bin_boundaries=), without adapt() on others"
             )
 
 
 def _numbered(said: object) -> Iterator[tuple[str, list[object]]]:
     if isinstance(said, dict):
-        config = said.get("config")
-        for key in ("vocabulary", "bin_boundaries") if isinstance(config, dict) else ():
-            if isinstance(config.get(key), list):
-                yield str(config.get("name")), config[key]
+        for key in ("vocabulary", "bin_boundaries"):
+            if isinstance(found := said.get(key), list):
+                yield str(said.get("name")), found
     for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
         yield from _numbered(each)
 
