@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from elastable.embedding_store.contract.malformed import MALFORMED, DocumentFields
-from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.errors import CheckpointError, ModelError
 from elastable.worker.keras.seeds import layers_of
 
 _log = logging.getLogger(__name__)
@@ -59,6 +59,34 @@ def _add_words(said: object, words: Mapping[str, list[object]]) -> None:
             config["vocabulary"] = words.get(str(config.get("name")))
     for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
         _add_words(each, words)
+
+
+def refuse_other_words(before: str, now: str) -> None:
+    """Refuses a model whose layers number words, or the bounds of bins, otherwise than those of their name before.
+
+    Args:
+        before, now: As `config_of` gives them; "": nothing is known, and nothing refused.
+
+    Raises:
+        CheckpointError: with the layer. Words may come behind those that it had.
+    """
+    then = dict(_numbered(_unpacked(before))) if before and now else {}
+    for name, found in _numbered(_unpacked(now)) if then else ():
+        had = then.get(name, [])
+        if found[: len(had)] != had:
+            raise CheckpointError(
+                f"layer {name!r} numbers other words or bins than it did, so that rows would be of others: give it "
+                "those that it had and new words behind them (vocabulary=, bin_boundaries=), without adapt() on others"
+            )
+
+
+def _numbered(said: object) -> Iterator[tuple[str, list[object]]]:
+    if isinstance(said, dict):
+        for key in ("vocabulary", "bin_boundaries"):
+            if isinstance(found := said.get(key), list):
+                yield str(said.get("name")), found
+    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
+        yield from _numbered(each)
 
 
 def own_names(config: str) -> list[str]:

@@ -21,6 +21,7 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.model.dense import dense_part
 from elastable.master.model.model_metrics import ModelMetrics
+from elastable.models.configuration import config_of, refuse_other_words
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.layers.model_tables import store_layers, tables_given
 from elastable.worker.readers.batch.reader import Reader, source_of
@@ -115,6 +116,7 @@ def open_trained(
                 redacted(saved.address),
                 saved.version,
             )
+        refuse_other_words(str(job.get("model_config") or ""), config_of(model))
         restore_tables(saved, store)
         dense_part(model, None if spec is None else plan_step(model, spec)).restore(saved.dense())
         for layer in store_layers(model):

@@ -29,6 +29,7 @@ from elastable.master.model.dense import DenseModel
 from elastable.master.model.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
+from elastable.models.configuration import config_of, refuse_other_words
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 
 _log = logging.getLogger(__name__)
@@ -158,6 +159,7 @@ def continue_job(
     before, job = origin.before(), str(origin.job.get("job", ""))
     try:
         specs = _matching(origin, parts.tables, leave_out)
+        refuse_other_words(str(origin.job.get("model_config") or ""), config_of(parts.model))
         tensors, fresh = dense.from_names(origin.dense, leave_out)
     except CheckpointError as error:
         raise CheckpointError(f"{origin.address}, of job {job}: {error}") from error

@@ -30,6 +30,7 @@ from elastable.master.model.dense import DenseModel
 from elastable.master.model.discovery import create_tables
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
+from elastable.models.configuration import refuse_other_words
 
 _log = logging.getLogger(__name__)
 
@@ -297,7 +298,13 @@ _SAME = (
 
 
 def refuse_other_job(what: str, saved: DocumentFields, job: JobSpec) -> None:
-    """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
+    """Raises where a saved job computed with other numbers than `job` would.
+
+    Raises:
+        Unsupported: for other options or data.
+        CheckpointError: its model has learned other words.
+    """
+    refuse_other_words(str(saved.get("model_config") or ""), job.model_config)
     saved = {**saved, **{name: tuple(saved.get(name, ())) for name in ("on_worker", "parts")}}
     differing = [
         f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)

@@ -117,6 +117,24 @@ def test_names_that_look_counted_are_names(names: tuple[str, ...], tmp_path: Pat
     assert rates == pytest.approx([0.1, 0.25])
 
 
+def spelled(words: list[str]) -> keras.Model:
+    given, lookup = keras.Input((3,), dtype="string"), keras.layers.StringLookup(name="spelled")
+    lookup.adapt(np.array(words))
+    rows = et.Embedding(9, 4, combiner="sum", name="items")(lookup(given))
+    made = keras.Model(given, keras.layers.Dense(1, name="out")(rows))
+    made.compile("sgd", "mse")
+    return made
+
+
+def test_a_layer_that_learned_other_words_is_refused(tmp_path: Path) -> None:
+    words, labels = np.array([["a", "a", "b"]] * 8), np.ones((8, 1), np.float32)
+    with et.open_store(f"memory?log={tmp_path}") as store:
+        et.fit(spelled(["a", "a", "b"]), words, labels, store=store, **SETTINGS)
+    et.fit(spelled(["a", "a", "a", "b", "b", "c"]), words, labels, continue_from=f"memory?log={tmp_path}", **SETTINGS)
+    with pytest.raises(CheckpointError, match="layer 'spelled' numbers other words or bins than it did"):
+        et.fit(spelled(["a", "b", "b"]), words, labels, continue_from=f"memory?log={tmp_path}", **SETTINGS)
+
+
 def test_a_learning_rate_that_was_assigned_goes_on(
     day_one: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import elastable as et
 from elastable.command import app
 from elastable.embedding_store.contract.arrays import Array
-from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
+from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError, ModelError
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job, tables_of
 from elastable.master.checkpoints.writing import write_checkpoint
@@ -115,6 +115,19 @@ def test_a_checkpoint_wins_and_says_so(home: Home, tmp_path: Path, caplog: pytes
     assert (output["checkpoint"], output["version"]) == (place, 0)
     assert [each for each in caplog.messages if "the rows that model() gives (items) are left out: those of" in each]
     assert np.abs(np.load(tmp_path / "won.npy") - predicted(home.model)).max() > 1e-3
+
+
+def test_layers_that_number_other_words_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / "first.py", tmp_path / "other.py"]
+    for least, file in enumerate(files):
+        words = f"keras.layers.IntegerLookup(vocabulary=list(range({least}, {least + 19})), name='words')(inputs)"
+        file.write_text(FRESH.replace(")(inputs)", f")({words})") + WHOLE)
+    with (job := prepare_job(JobOptions(files[0]))).store as store:
+        place = write_checkpoint(tmp_path / "saved", store, job.dense.tensors(), job.job, job.progress)
+    with pytest.raises(CheckpointError, match="layer 'words' numbers other words or bins than it did"):
+        run("predict", files[1], "--checkpoint", place, "--output", tmp_path / "out.npy")
+    with pytest.raises(CheckpointError, match="layer 'words' numbers other words or bins than it did"):
+        prepare_job(JobOptions(files[1], checkpoint_dir=tmp_path / "saved", resume=True))
 
 
 def test_a_model_without_rows_and_checkpoint_is_refused(home: Home) -> None:
