@@ -26,8 +26,16 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.2),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "undecayed": lambda: undecayed_rows(),
 }
 FITS: dict[str, Callable[..., keras.callbacks.History]] = {"et.fit": et.fit, "model.fit": keras.Model.fit}
+
+
+def undecayed_rows() -> keras.Optimizer:
+    """An optimizer that leaves tables out of its weight decay."""
+    optimizer = keras.optimizers.SGD(0.2, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    return optimizer
 
 
 def records(batches: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -96,6 +104,10 @@ def check_adagrad() -> None:
 
 def check_adam() -> None:
     assert_as_in_keras("adam")
+
+
+def check_excluded_from_weight_decay() -> None:
+    assert_as_in_keras("undecayed")
 
 
 def check_far_ids_with_padding() -> None:
