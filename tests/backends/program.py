@@ -215,6 +215,23 @@ def check_masks_reach_the_next_layer() -> None:
     assert_close(ours.predict(far[:8], verbose=0), theirs.predict(x[:8], verbose=0))
 
 
+def check_weights_of_values_with_masks() -> None:
+    """Weighted metrics of an output with a mask."""
+    x, y = records()[0], np.zeros((6 * BATCH, LENGTH, 1))
+    weights, losses = np.linspace(0.1, 1, x.size).reshape(x.shape), []
+    for kind in (keras.layers.Embedding, et.Embedding):
+        layers = [
+            keras.Input((LENGTH,), dtype="int64"),
+            kind(ROWS, DIM, "ones", mask_zero=True),
+            keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse", weighted_metrics=["mae"])
+        seen = model.fit(x, y, sample_weight=weights, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        losses.append(seen["loss"] + seen["mae"])
+    assert_close(losses[1], losses[0])
+
+
 def check_micro_batches() -> None:
     """Two micro-batches make the version of a batch with all their records."""
     x, y = records()
