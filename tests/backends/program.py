@@ -26,8 +26,16 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.2),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "undecayed": lambda: undecayed_rows(),
 }
 FITS: dict[str, Callable[..., keras.callbacks.History]] = {"et.fit": et.fit, "model.fit": keras.Model.fit}
+
+
+def undecayed_rows() -> keras.Optimizer:
+    """An optimizer that leaves tables out of its weight decay."""
+    optimizer = keras.optimizers.SGD(0.2, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+    return optimizer
 
 
 def records(batches: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -96,6 +104,10 @@ def check_adagrad() -> None:
 
 def check_adam() -> None:
     assert_as_in_keras("adam")
+
+
+def check_excluded_from_weight_decay() -> None:
+    assert_as_in_keras("undecayed")
 
 
 def check_far_ids_with_padding() -> None:
@@ -201,6 +213,23 @@ def check_masks_reach_the_next_layer() -> None:
     far = np.where(x == 0, 0, x + FAR)
     assert_close(ours.fit(far, y, **settings).history["loss"], theirs.fit(x, y, **settings).history["loss"])
     assert_close(ours.predict(far[:8], verbose=0), theirs.predict(x[:8], verbose=0))
+
+
+def check_weights_of_values_with_masks() -> None:
+    """Weighted metrics of an output with a mask."""
+    x, y = records()[0], np.zeros((6 * BATCH, LENGTH, 1))
+    weights, losses = np.linspace(0.1, 1, x.size).reshape(x.shape), []
+    for kind in (keras.layers.Embedding, et.Embedding):
+        layers = [
+            keras.Input((LENGTH,), dtype="int64"),
+            kind(ROWS, DIM, "ones", mask_zero=True),
+            keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse", weighted_metrics=["mae"])
+        seen = model.fit(x, y, sample_weight=weights, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        losses.append(seen["loss"] + seen["mae"])
+    assert_close(losses[1], losses[0])
 
 
 def check_micro_batches() -> None:

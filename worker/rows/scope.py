@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -147,14 +147,6 @@ class StepScope(PlannedCalls):
             self.tape.watch(bet)
         self.unplanned.append((layer.table_name, unique, bet))
         return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
-
-
-def refuse_inner_call(layer: StoreLayer) -> NoReturn:
-    """Raises `Unsupported` for a layer that is called inside an inner graph of the step."""
-    raise Unsupported(
-        f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
-        "outside and pass its output in"
-    )
 
 
 Scope = TypeVar("Scope", bound=RowScope)

@@ -181,10 +181,10 @@ class StoreLayer:
 
     @property
     def variable_name(self) -> str:
-        """What TensorFlow calls the Keras variable that the table replaces: optimizers match patterns with it."""
+        """What the Keras variable that the table replaces is called by optimizers, which match patterns with it."""
         if self._replaced is not None:
             return self._replaced[0]
-        made = getattr(self._stand_in, "_value", None)
+        made = getattr(self._stand_in, "_value", None) if backend().has_graphs else None
         return "embeddings" if made is None else str(made.name)
 
     @property

@@ -180,7 +180,9 @@ class _ArrayStep:
             total = loss if penalty is None else loss + penalty
             if training and not array_backend().metrics_see_masks:
                 done = replace(done, predicted=keras.tree.map_structure(keras.ops.stop_gradient, done.predicted))
-            update_metrics(self._model, done, total)
+            # On PyTorch Keras multiplies weights by masks in place: those of the loss its gradient needs unchanged.
+            copied = keras.tree.map_structure(lambda part: part if part is None else keras.ops.copy(part), done.weight)
+            update_metrics(self._model, replace(done, weight=copied), total)
         if len(total.shape):
             raise Unsupported(
                 f"model {self._model.name!r}: its loss has a value for each record (reduction 'none'), which Keras' "

@@ -19,10 +19,10 @@ from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.losses.origins import ancestors
 from elastable.worker.readers.batch.pytrees import named_parts
 from elastable.worker.rows.id_values import assertion_of
-from elastable.worker.rows.scope import PLANNED_ROWS, PlanScope, entered, refuse_inner_call
+from elastable.worker.rows.scope import PLANNED_ROWS, PlanScope, entered
 from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.forward import flat_spec, forward, pack_flat, update_metrics
-from elastable.worker.step.step_plan import overrides, rehearse
+from elastable.worker.step.step_plan import overrides, refuse_inner_call, rehearse
 from elastable.worker.step.trainable import is_constant
 
 _log = logging.getLogger(__name__)
@@ -84,12 +84,11 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool | None) -> IdPl
 
     Raises:
         ModelError: an embedding that is not a layer of the model.
-        Unsupported: an embedding called inside a loop or a condition.
+        Unsupported: an embedding called inside a loop, a condition or a `vectorized_map`.
     """
     scope, wrapped = _traced(model, spec, training)
     for layer, ids in scope.calls:
-        if ids.graph is not wrapped.graph:
-            refuse_inner_call(layer)
+        refuse_inner_call(layer, ids, wrapped.graph)
     calls = [(layer, ids) for layer, ids in scope.calls if not is_constant(model, layer)]
     layers = tuple(layer for layer, _ in calls)
     planned = tuple(_is_plannable(ids) for _, ids in calls)

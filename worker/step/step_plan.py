@@ -18,9 +18,9 @@ from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import LossPart, loss_parts
 from elastable.worker.losses.loss_terms import LossTerms
-from elastable.worker.losses.origins import Origins
+from elastable.worker.losses.origins import Origins, ancestors
 from elastable.worker.losses.recording import Recording
-from elastable.worker.rows.scope import RowScope, StepScope, entered, refuse_inner_call, seen_by_tapes
+from elastable.worker.rows.scope import RowScope, StepScope, entered, seen_by_tapes
 from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.forward import flat_spec, pack_flat
 from elastable.worker.step.trainable import Weights, is_trained
@@ -147,6 +147,21 @@ class PlannedApply:
     tables: tuple[str, ...]
 
 
+def refuse_inner_call(layer: StoreLayer, ids: tf.Tensor, graph: tf.Graph | None) -> None:
+    """Refuses a call of a layer anywhere but in the graph of the step, and once for all records.
+
+    `tf.vectorized_map` calls its function in that graph, too, and gives it a number with a default.
+
+    Raises:
+        Unsupported: it is called inside an inner graph, or by `vectorized_map`.
+    """
+    if ids.graph is not graph or any(operation.type == "PlaceholderWithDefault" for operation in ancestors(ids)):
+        raise Unsupported(
+            f"embedding layer {layer.name!r} is called inside of a loop, a condition, a vectorized_map or a compiled "
+            "function; call it outside and pass its output in"
+        )
+
+
 @dataclass(slots=True)
 class _StepTrace(RowScope):
     """Records a step: a scope for its lookups and a collector for its `step.apply` calls.
@@ -169,8 +184,7 @@ class _StepTrace(RowScope):
         """Zeros of the shape of the rows."""
         graph = tf.compat.v1.get_default_graph()
         self._graph = self._graph or graph
-        if graph is not self._graph or ids.graph is not graph:
-            refuse_inner_call(layer)
+        refuse_inner_call(layer, ids, self._graph if graph is self._graph else None)
         place = here()
         rows = seen_by_tapes(tf.zeros([tf.shape(ids)[0], layer.output_dim]))
         self.lookups[rows.op.name] = (layer.table_name, place)

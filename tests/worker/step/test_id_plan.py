@@ -1,6 +1,7 @@
 """The id plan: what it cuts out, what it leaves, and what it cannot plan."""
 
 import logging
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from elastable.worker.layers.embedding import Embedding
 from elastable.worker.step.forward import batch_spec
 from elastable.worker.step.id_plan import IdPlan, plan_ids
 from elastable.worker.step.id_set import make_id_sets
+from tests.untyped import Keywords
 
 Y = tf.zeros([1])
 
@@ -96,17 +98,18 @@ def test_ids_that_depend_on_rows_variables_or_chance_are_not_planned(caplog: pyt
     assert [record.getMessage().split("'")[1] for record in caplog.records] == ["second", "third", "fourth"]
 
 
-def test_an_embedding_inside_of_a_loop_is_refused_by_name() -> None:
+@pytest.mark.parametrize(("how", "more"), [(tf.map_fn, {"fn_output_signature": tf.float32}), (tf.vectorized_map, {})])
+def test_an_embedding_inside_of_a_loop_is_refused_by_name(how: Callable[..., tf.Tensor], more: Keywords) -> None:
     layer = Embedding(None, 2, name="looped")
 
     class Model(keras.Model):
         def call(self, x: tf.Tensor) -> tf.Tensor:
-            return tf.map_fn(layer, x, fn_output_signature=tf.float32)
+            return how(layer, x, **more)
 
     model = Model()
-    model.compile("sgd", _total)
-    with pytest.raises(Unsupported, match="'looped'"):
-        plan_ids(model, (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None])), training=True)
+    model.looped = layer
+    with pytest.raises(Unsupported, match="'looped' is called inside of"):
+        _plan(model, tf.ones([2, 3], tf.int64))
 
 
 def test_a_model_without_planned_calls_has_an_empty_plan() -> None:
