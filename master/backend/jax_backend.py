@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -139,7 +139,7 @@ class JaxBackend(ArrayBackend):
             leaves = jax.tree.leaves(batch)
             form = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
             values = [each.value for each in known]
-            with self.exact_ids():
+            with self.exact_ids(), _inner_calls_refused():
                 if form not in found:
                     found[form] = _ids_in(pure, values, zero, batch)
                 columns, computed = found[form]
@@ -235,6 +235,19 @@ class _Ids(NamedTuple):
 
     columns: list[_Column] | None
     computed: bool
+
+
+@contextmanager
+def _inner_calls_refused() -> Iterator[None]:
+    """Raises `Unsupported` where ids are known within a function alone that the model has JAX transform."""
+    try:
+        yield
+    except (jax.errors.UnexpectedTracerError, jax.errors.TracerArrayConversionError) as error:
+        raise Unsupported(
+            "an embedding is called inside of a function that is mapped, repeated or computed again (keras.ops.map, "
+            "scan, vectorized_map, keras.remat): call it outside, and pass its output in "
+            f"({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _ids_in(pure: Callable[..., Any], values: Sequence[BackendTensor], zero: BackendTensor, batch: Any) -> _Ids:

@@ -341,6 +341,24 @@ def check_steps_of_ones_own() -> None:
         assert_close(one, other)
 
 
+def check_an_embedding_in_what_is_repeated_for_each_record() -> None:
+    """It is refused by name, wherever its ids are known in there alone."""
+    x, y = records(2)
+
+    class Mapped(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = et.Embedding(ROWS, DIM)
+
+        def call(self, ids: keras.KerasTensor) -> keras.KerasTensor:
+            return keras.ops.map(lambda of_one: keras.ops.sum(self.rows(of_one), keepdims=True), ids)
+
+    model = Mapped()
+    model.compile("sgd", "mse")
+    with refusing("keras.ops.map, scan"):
+        et.fit(model, x, y, batch_size=BATCH, verbose=0)
+
+
 def check_a_loop_that_leaves_the_table_out() -> None:
     """Rows of a call outside of a step are constants: a gradient of what it computed is refused, not half of one."""
     x, y = records(1)

@@ -53,6 +53,12 @@ class ArrayIdPlan:
     def ids(self, batch: TensorBatch, numbers: Sequence[int] | Int64 | None = None) -> list[Int64]:
         """int64 ids of every call, in the shape in which the layer is called; arguments as of `IdPlan.ids`."""
         found = self._function(_without_none(batch)) if self.layers else []
+        if len(found) != len(self.layers):
+            raise Unsupported(
+                f"the model makes {len(found)} embedding calls for this batch, and made {len(self.layers)} for another "
+                "one: call an embedding outside of what is repeated for each record (keras.ops.map, scan), and pass "
+                "its output in"
+            )
         return [layer.ids_of(ids) for layer, ids in zip(self.layers, found, strict=True)]
 
 
