@@ -61,7 +61,14 @@ def sgd(**fields: object) -> Send:
     return create(optimizer=store_pb2.Optimizer(name="sgd", **fields))  # type: ignore[arg-type]
 
 
+def look_up(*tables: str) -> Send:
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table=table, count=1) for table in tables])
+    request = store_pb2.LookupRequest(header=header, body=np.ones(len(tables), "<i8").tobytes())
+    return lambda stub: stub.LookupSmall(request, timeout=60)
+
+
 REFUSED: dict[str, tuple[Send, str]] = {
+    "a table that is looked up twice": (look_up("t", "t"), "BadInput: LookupRequest: a table is in it twice"),
     "rates of a table that is none": (push([1], [1], learning_rates={"u": 0.1}), "TableNotFound: terms of table 'u'"),
     "a frozen table that is none": (push([1], [1], frozen=["u"]), "TableNotFound: terms of table 'u'"),
     "a push for a table that is none": (push([1], [1], table="u"), "TableNotFound: gradient for table 'u'"),
