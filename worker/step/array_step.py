@@ -37,7 +37,7 @@ from elastable.worker.step.trainable import (
     trained_and_others,
 )
 
-_ROWS_A_THREAD = 1 << 14
+_ROWS_A_THREAD = 1 << 14  # fewer are gathered before another thread has begun
 
 # The ids of a step
 
